@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses the backend of a call, says why another one would not do, and remembers what the last public call did."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from muspace_core import environment
+from muspace_core.device import BACKENDS, DEVICE_TYPES, backend_for
+from muspace_core.errors import BackendUnavailable
+from muspace_core.loader import NativeLibrary
+from muspace_core.spec import OpSpec
+
+REQUESTS = ("auto", "native", *BACKENDS, "reference")
+
+
+@dataclass(frozen=True)
+class DispatchReport:
+    """What the last public operator call of this process did.
+
+    Recorded by forward calls in eager mode only: backward passes and compiled graphs record nothing. Where a gradient was
+    recorded, ``route`` is ``<forward>+<backward>``; the backward route is fixed at forward time.
+    """
+
+    operator: str
+    device: str
+    dtype: str
+    requested_backend: str
+    selected_backend: str
+    native_fallback: bool
+    route: str
+    reason: str
+    library: str | None
+    versions: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain data, keys in the order above."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Outcome of a dispatch decision: the backend, why, and whether it is a fallback from a native one."""
+
+    backend: str
+    reason: str
+    fallback: bool = False
+
+
+class Dispatcher:
+    """The dispatch decisions of one operator over one family's libraries."""
+
+    def __init__(self, spec: OpSpec, library: NativeLibrary) -> None:
+        self.spec = spec
+        self.library = library
+        self._choices: dict[tuple[str, str, torch.dtype, str, str, bool], Choice] = {}
+        self._warned: set[str] = set()
+        _DISPATCHERS[spec.qualified_name] = self
+
+    def why_not(self, backend: str, *tensors: torch.Tensor) -> str | None:
+        """The sentence with which dispatch would refuse ``backend`` for these tensors, or ``None`` if it would run."""
+        _check_request(backend)
+        for tensor in tensors:
+            if backend == "reference":
+                return None if self.spec.reference else f"{self.spec.name} has no reference implementation"
+            native = self._resolve(backend, tensor.device.type)
+            reason = self._refusal(native, tensor.device.type, tensor.dtype)
+            if reason:
+                return reason
+        if not tensors and backend in BACKENDS:
+            return self.library.failure(backend)
+        return None
+
+    def choose(self, requested: str, device_type: str, dtype: torch.dtype) -> Choice:
+        """Backend for a call; raises ``BackendUnavailable`` for a request that cannot be met and in strict mode."""
+        key = (
+            requested,
+            device_type,
+            dtype,
+            environment.FORCE_BACKEND.value(),
+            environment.LIBRARY_PATH.value(),
+            environment.STRICT.enabled(),
+        )
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self._choices[key] = self._decide(requested, device_type, dtype)
+        if choice.fallback and device_type not in self._warned:
+            self._warned.add(device_type)
+            warnings.warn(
+                f"{self.spec.name} runs its PyTorch reference on {device_type}: {choice.reason}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return choice
+
+    def _decide(self, requested: str, device_type: str, dtype: torch.dtype) -> Choice:
+        _check_request(requested)
+        if device_type == "meta":
+            return Choice("meta", "shapes only")
+        if requested == "auto" and environment.FORCE_BACKEND.value():
+            requested = environment.FORCE_BACKEND.value()
+            _check_request(requested)
+        if requested == "reference":
+            if not self.spec.reference:
+                raise BackendUnavailable(f"{self.spec.name} has no reference implementation")
+            return Choice("reference", "requested")
+        backend = self._resolve(requested, device_type)
+        refusal = self._refusal(backend, device_type, dtype)
+        if refusal is None:
+            return Choice(backend or "", f"native backend of {device_type}" if requested == "auto" else "requested")
+        if requested != "auto" or not self.spec.reference:
+            raise BackendUnavailable(f"{self.spec.name}: {refusal}")
+        if environment.STRICT.enabled():
+            raise BackendUnavailable(f"{self.spec.name}: {refusal} ({environment.STRICT.name} forbids the reference)")
+        return Choice("reference", refusal, fallback=True)
+
+    @staticmethod
+    def _resolve(requested: str, device_type: str) -> str | None:
+        return backend_for(device_type) if requested in ("auto", "native") else requested
+
+    def _refusal(self, backend: str | None, device_type: str, dtype: torch.dtype) -> str | None:
+        if backend is None:
+            return f"device {device_type} has no native backend"
+        if DEVICE_TYPES[backend] != device_type:
+            return f"backend {backend} needs tensors on {DEVICE_TYPES[backend]}, these are on {device_type}"
+        if backend_for(device_type) != backend and backend != "emu":
+            return f"backend {backend} needs a torch built for it, this one is built for {backend_for(device_type)}"
+        name = str(dtype).removeprefix("torch.")
+        accepted = self.spec.dtypes.get(backend, ())
+        if name not in accepted:
+            return f"backend {backend} accepts {', '.join(accepted) or 'nothing'}, got {name}"
+        return self.library.failure(backend)
+
+    def record(self, choice: Choice, requested: str, tensor: torch.Tensor, route: Callable[[], str]) -> None:
+        """Remembers this call; one tuple assignment, rendered only when somebody asks."""
+        global _last
+        _last = (self, choice, requested, tensor.device, tensor.dtype, route)
+        if environment.DISPATCH_LOG.enabled():
+            print(f"muspace: {get_last_dispatch_report()}", file=sys.stderr)
+
+
+_DISPATCHERS: dict[str, Dispatcher] = {}
+
+
+@torch.compiler.assume_constant_result
+def choose_while_compiling(qualified_name: str, requested: str, device_type: str, dtype: torch.dtype) -> str:
+    """``Dispatcher.choose`` for traced code: runs once, at compile time, and is a constant of the graph."""
+    return _DISPATCHERS[qualified_name].choose(requested, device_type, dtype).backend
+
+
+_last: tuple[Dispatcher, Choice, str, torch.device, torch.dtype, Callable[[], str]] | None = None
+
+
+def _check_request(backend: str) -> None:
+    if backend not in REQUESTS:
+        raise ValueError(f"backend: expected one of {', '.join(REQUESTS)}; got {backend!r}")
+
+
+@functools.cache
+def _versions(package: str) -> dict[str, str]:
+    import importlib.metadata
+
+    found = {"torch": str(torch.__version__)}
+    for distribution in ("muspace-core", package.replace("_", "-"), "apache-tvm-ffi"):
+        try:
+            found[distribution] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            found[distribution] = "source tree"
+    return found
+
+
+def get_last_dispatch_report() -> DispatchReport | None:
+    """Report of the last public operator call of this process, or ``None`` before the first.
+
+    >>> from muspace_core import get_last_dispatch_report
+    >>> get_last_dispatch_report() is None or get_last_dispatch_report().operator != ""
+    True
+    """
+    if _last is None:
+        return None
+    dispatcher, choice, requested, device, dtype, route = _last
+    path = dispatcher.library.path(choice.backend) if choice.backend in BACKENDS else None
+    return DispatchReport(
+        operator=dispatcher.spec.name,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        requested_backend=requested,
+        selected_backend=choice.backend,
+        native_fallback=choice.fallback,
+        route=route(),
+        reason=choice.reason,
+        library=str(path) if path else None,
+        versions=dict(_versions(dispatcher.spec.package)),
+    )

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes one callable out of a native forward and backward, and decides, here and nowhere else, how a call enters it.
+
+* plain eager call, no gradient wanted: the native function itself;
+* eager call with gradient: ``torch.autograd.Function`` around it;
+* anything else - compile, export, fake and functional tensors, vmap, tensor subclasses, dispatch modes, meta, a running
+  profiler - the registered operator ``torch.ops.muspace_<family>.<operator>``, whose forward and backward carry fake
+  kernels and an autograd formula.
+
+The direct ways exist because a registered Python operator costs 10 to 20 µs a call. A FakeTensor must never reach the
+native function (its data pointer is bogus), which is why the test is "exactly Tensor or Parameter" and not a list of
+known exceptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from muspace_core.spec import OpSpec
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_profiler_enabled = torch.autograd._profiler_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_layer = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+
+
+def takes_direct_path(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether an eager call on exactly these tensors may skip torch's dispatcher."""
+    if _is_compiling():
+        return False
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN or tensor.is_meta:
+            return False
+    return not (_dispatch_modes() or _profiler_enabled() or _functorch_layer() is not None or _tracing_state() is not None)
+
+
+class Operator:
+    """One registered operator; see ``register``."""
+
+    def __init__(
+        self,
+        spec: OpSpec,
+        forward: Callable[..., torch.Tensor],
+        backward: Callable[..., tuple[torch.Tensor, ...]],
+        tensor_count: int,
+        differentiable: Sequence[int],
+    ) -> None:
+        self.spec = spec
+        self.tensor_count = tensor_count
+        self._forward = forward
+        self._differentiable = tuple(differentiable)
+        self._function = _autograd_function(spec.name, forward, backward, tensor_count, differentiable)
+        namespace = getattr(torch.ops, spec.package)
+        self.forward_op = getattr(namespace, spec.name).default
+        self.backward_op = getattr(namespace, f"{spec.name}_backward").default
+
+    def records_gradient(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether a call on these tensors records a backward."""
+        if not _is_grad_enabled():
+            return False
+        return any(tensors[index].requires_grad for index in self._differentiable)
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        tensors = arguments[: self.tensor_count]
+        if not takes_direct_path(tensors):
+            return self.forward_op(*arguments)
+        if self.records_gradient(tensors):
+            return self._function.apply(*arguments)
+        return self._forward(*arguments)
+
+
+def _autograd_function(
+    name: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    tensor_count: int,
+    differentiable: Sequence[int],
+) -> Any:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+            ctx.save_for_backward(*arguments[:tensor_count])
+            ctx.options = arguments[tensor_count:]
+            return forward(*arguments)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            grads = backward(grad_output, *ctx.saved_tensors, *ctx.options)
+            return _spread(grads, differentiable, tensor_count + len(ctx.options), ctx.needs_input_grad)
+
+    Function.__name__ = Function.__qualname__ = name
+    return Function
+
+
+def _spread(
+    grads: Sequence[torch.Tensor], differentiable: Sequence[int], count: int, needed: Sequence[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients at the positions of their arguments, ``None`` elsewhere and where none is wanted."""
+    out: list[torch.Tensor | None] = [None] * count
+    for index, grad in zip(differentiable, grads, strict=True):
+        if needed[index]:
+            out[index] = grad
+    return tuple(out)
+
+
+def register(
+    spec: OpSpec,
+    *,
+    forward: Callable[..., torch.Tensor],
+    backward: Callable[..., tuple[torch.Tensor, ...]],
+    fake_forward: Callable[..., torch.Tensor],
+    fake_backward: Callable[..., tuple[torch.Tensor, ...]],
+    tensor_count: int,
+    differentiable: Sequence[int],
+) -> Operator:
+    """Registers ``spec`` with torch and returns the callable that its public function uses.
+
+    ``forward(*tensors, *options)`` and ``backward(grad_output, *tensors, *options)`` run natively and return fresh tensors;
+    the fakes return empty tensors of the same shapes. The first ``tensor_count`` arguments are tensors, all of them saved;
+    ``backward`` returns one gradient for each position in ``differentiable``. The result can be differentiated once.
+    """
+    library = torch.library.Library(spec.package, "FRAGMENT")
+    _LIBRARIES.append(library)
+    backward_name = f"{spec.name}_backward"
+    library.define(f"{spec.name}{spec.schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(f"{backward_name}{spec.backward_schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(spec.name, forward, "CompositeExplicitAutograd")
+    library.impl(backward_name, backward, "CompositeExplicitAutograd")
+    torch.library.register_fake(spec.qualified_name, fake_forward, lib=library)
+    torch.library.register_fake(f"{spec.qualified_name}_backward", fake_backward, lib=library)
+    operator = Operator(spec, forward, backward, tensor_count, differentiable)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:tensor_count])
+        ctx.options = inputs[tensor_count:]
+
+    def registered_backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grads = operator.backward_op(grad_output, *ctx.saved_tensors, *ctx.options)
+        return _spread(grads, differentiable, tensor_count + len(ctx.options), ctx.needs_input_grad)
+
+    torch.library.register_autograd(spec.qualified_name, registered_backward, setup_context=setup_context, lib=library)
+    return operator
+
+
+#: A Library unregisters its operators when it is collected.
+_LIBRARIES: list[torch.library.Library] = []
