@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registration of the operators of this wheel with torch."""
+
+from __future__ import annotations
+
+import torch
+from muspace_core.dispatch import Dispatcher
+from muspace_core.register import register
+
+from muspace_msda import _native
+from muspace_msda._spec import MULTI_SCALE_DEFORMABLE_ATTN
+
+
+def _fake_forward(
+    value: torch.Tensor,
+    spatial_shapes: torch.Tensor,
+    level_start_index: torch.Tensor,
+    sampling_locations: torch.Tensor,
+    attention_weights: torch.Tensor,
+    backend: str,
+    deterministic: bool,
+) -> torch.Tensor:
+    return value.new_empty(value.shape[0], sampling_locations.shape[1], value.shape[2] * value.shape[3])
+
+
+def _fake_backward(
+    grad_output: torch.Tensor,
+    value: torch.Tensor,
+    spatial_shapes: torch.Tensor,
+    level_start_index: torch.Tensor,
+    sampling_locations: torch.Tensor,
+    attention_weights: torch.Tensor,
+    backend: str,
+    deterministic: bool,
+) -> _native.Gradients:
+    return (
+        value.new_empty(value.shape),
+        sampling_locations.new_empty(sampling_locations.shape),
+        attention_weights.new_empty(attention_weights.shape),
+    )
+
+
+multi_scale_deformable_attn = register(
+    MULTI_SCALE_DEFORMABLE_ATTN,
+    forward=_native.forward,
+    backward=_native.backward,
+    fake_forward=_fake_forward,
+    fake_backward=_fake_backward,
+    tensor_count=5,
+    differentiable=(0, 3, 4),
+)
+dispatcher = Dispatcher(MULTI_SCALE_DEFORMABLE_ATTN, _native.LIBRARY)

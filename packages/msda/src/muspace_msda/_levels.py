@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level table: sizes and first rows of the pyramid levels inside ``value``, from lists or from tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from muspace_core import checks
+from muspace_core.register import takes_direct_path
+
+Levels = torch.Tensor | Sequence[Sequence[int]]
+_INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+@functools.lru_cache(maxsize=256)
+def _cached(numbers: tuple[tuple[int, ...], ...] | tuple[int, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+
+@functools.lru_cache(maxsize=16)
+def no_starts(device: torch.device) -> torch.Tensor:
+    """The empty ``level_start_index``, which makes the kernels derive it."""
+    return torch.empty(0, dtype=torch.int64, device=device)
+
+
+def _from_list(argument: str, numbers: Sequence, value: torch.Tensor) -> torch.Tensor:
+    try:
+        rows = tuple(tuple(int(n) for n in row) if isinstance(row, Sequence) else int(row) for row in numbers)
+        if takes_direct_path((value,)):  # a fake or traced tensor must not end in the cache
+            return _cached(rows, value.device)
+        return torch.tensor(rows, dtype=torch.int64, device=value.device)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{argument}: expected a tensor or a list of integers, got {numbers!r}") from error
+
+
+def _index_tensor(argument: str, given: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    checks.dtype(argument, given, _INDEX_DTYPES)
+    if given.device != value.device:
+        checks.same_device(argument, given, "value", value.device)
+    return given if given.dtype is torch.int64 else given.to(torch.int64)
+
+
+def as_tensors(
+    value: torch.Tensor, spatial_shapes: Levels, level_start_index: torch.Tensor | Sequence[int] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 ``[L, 2]`` and ``[L]`` (``[0]``: derive) on the device of ``value``; lists are checked against ``value`` here."""
+    if isinstance(spatial_shapes, torch.Tensor):
+        shapes = _index_tensor("spatial_shapes", spatial_shapes, value)
+    elif isinstance(spatial_shapes, Sequence):
+        shapes = _from_list("spatial_shapes", spatial_shapes, value)
+    else:
+        raise TypeError(f"spatial_shapes: expected a tensor or a list of (h, w), got {type(spatial_shapes).__name__}")
+    if shapes.dim() != 2 or shapes.shape[1] != 2:
+        raise checks.fail("spatial_shapes", "shape [L, 2]", list(shapes.shape))
+    if level_start_index is None:
+        direct = takes_direct_path((value,))
+        starts = no_starts(value.device) if direct else torch.empty(0, dtype=torch.int64, device=value.device)
+    elif isinstance(level_start_index, torch.Tensor):
+        starts = _index_tensor("level_start_index", level_start_index, value)
+        checks.shape("level_start_index", starts, "L", (shapes.shape[0],))
+    elif isinstance(level_start_index, Sequence):
+        starts = _from_list("level_start_index", level_start_index, value)
+        checks.shape("level_start_index", starts, "L", (shapes.shape[0],))
+    else:
+        raise TypeError(f"level_start_index: expected a tensor, a list or None, got {type(level_start_index).__name__}")
+    if not isinstance(spatial_shapes, torch.Tensor):
+        check_contents(spatial_shapes, None, value.shape[1])
+    return shapes, starts
+
+
+def check_contents(shapes: Sequence[Sequence[int]], starts: Sequence[int] | None, length: int) -> None:
+    """Raises ValueError unless the levels are positive and lie inside the ``length`` rows of ``value``.
+
+    Without ``starts`` the levels must fill ``value`` exactly.
+    """
+    total = 0
+    for level, (height, width) in enumerate(shapes):
+        if height < 1 or width < 1:
+            raise checks.fail(f"spatial_shapes[{level}]", "positive height and width", f"({height}, {width})")
+        if starts is not None and not 0 <= starts[level] <= length - height * width:
+            raise checks.fail(
+                f"level_start_index[{level}]",
+                f"a level of {height} x {width} rows inside the {length} rows of value",
+                f"start {starts[level]}",
+            )
+        total += height * width
+    if total != length:
+        raise checks.fail("value", f"S = sum of h * w over spatial_shapes = {total}", f"S = {length}")
+
+
+def check_tensors(shapes: torch.Tensor, starts: torch.Tensor, length: int) -> None:
+    """``check_contents`` of tensors: one concatenation and one copy to the host, hence one sync on a GPU."""
+    count = shapes.shape[0]
+    numbers = torch.cat((shapes.reshape(-1), starts)).tolist() if starts.numel() else shapes.reshape(-1).tolist()
+    rows = [(numbers[2 * level], numbers[2 * level + 1]) for level in range(count)]
+    check_contents(rows, numbers[2 * count :] or None, length)
