@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mu-space demo`: camera images fused into a bird's-eye view by `multi_scale_deformable_attn`.
+
+>>> from mu_space import demo
+>>> report = demo.run(out="street")                                  # doctest: +SKIP
+>>> report["backend"], report["files"]["figure.png"]                 # doctest: +SKIP
+('cpu', 'street/figure.png')
+
+Importing this package imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+EPILOG = """\
+input:
+  Without --sample a street scene is rendered (road markings, kerbs, cars, people, trees, buildings, six cameras, LiDAR);
+  its ground is known, so the report measures the fused picture against it.
+  --sample DIR reads a recorded frame: DIR/sample.json and the files that it names.
+    {"cameras": {"CAM_FRONT": {"file": "cam_front.jpg", "cam2img": 3x3 pinhole matrix, "cam2ego": 4x4 rigid transform}, ...},
+     "lidar": {"file": "lidar_top.bin", "dtype": "float32", "columns": ["x", "y", "z", ...], "lidar2ego": 4x4},
+     "categories": {"car": 0, ...}, "boxes": [{"label": 0, "box": [x, y, z, dx, dy, dz, yaw]}, ...]}
+  lidar, categories and boxes are optional. Ego frame: x forward, y left, z up, metres, road near z = 0.
+  --write-sample DIR writes the generated street in this form.
+output:
+  DIR/figure.png   inputs, views, table        DIR/road.png     the road plane alone, one pixel per cell
+  DIR/pillars.png  what stands on the road     DIR/report.json  what --json prints
+exit status: 0 done, 1 the result deviates from the reference, 2 wrong input
+examples:
+  mu-space demo --out street
+  mu-space demo --sample ../shared/data/nuscenes_sample --out real --json
+"""
+
+
+class Unavailable(RuntimeError):
+    """Something that the demo needs is not on this machine; the text is one sentence with the remedy."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the demo's arguments to a command's parser."""
+    parser.add_argument("--sample", metavar="DIR", help="folder of a recorded frame (default: a street that is rendered)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda[:n], musa[:n]; auto takes the accelerator if there is one")
+    parser.add_argument("--backend", default="auto", help="auto (default), native, cpu, cuda, hip, musa, emu or reference")
+    parser.add_argument("--out", metavar="DIR", default="mu-space-demo", help="folder of the results (default: %(default)s)")
+    parser.add_argument(
+        "--range", dest="reach", type=float, default=25.0, metavar="M", help="half side of the view, 5..60 (25)"
+    )
+    parser.add_argument("--cell", type=float, default=0.1, metavar="M", help="side of a cell, 0.05..1 (0.1)")
+    parser.add_argument("--write-sample", metavar="DIR", help="also write the generated street as a sample folder")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout, nothing else")
+    parser.epilog = EPILOG
+
+
+def _need_packages() -> None:
+    extras = {"numpy": "numpy", "PIL": "pillow", "matplotlib": "matplotlib"}
+    missing = [name for module, name in extras.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise Unavailable(f"the demo needs {', '.join(missing)}: pip install 'muspace[demo]'")
+    if importlib.util.find_spec("torch") is None:
+        raise Unavailable("the demo needs torch: install the build of your accelerator's vendor, or pip install torch")
+
+
+def _device(name: str) -> str:
+    """The torch device to use; raises Unavailable for one that this machine lacks."""
+    import torch
+
+    if importlib.util.find_spec("torch_musa"):  # registers the device
+        importlib.import_module("torch_musa")
+
+    def present(kind: str) -> bool:
+        module = getattr(torch, kind, None)
+        return module is not None and bool(module.is_available())
+
+    if name == "auto":
+        return next((kind for kind in ("musa", "cuda") if present(kind)), "cpu")
+    try:
+        kind, index = torch.device(name).type, torch.device(name).index or 0
+    except RuntimeError:
+        raise Unavailable(
+            f"device {name!r} is unknown to torch {torch.__version__}:"
+            " expected auto, cpu, cuda[:n], or musa[:n] with torch_musa"
+        ) from None
+    count = 1 if kind == "cpu" else getattr(torch, kind).device_count() if present(kind) else 0
+    if index >= count:
+        raise Unavailable(f"device {name} is not on this machine: torch {torch.__version__} sees {count} of kind {kind}")
+    return name
+
+
+def _check_backend(backend: str, device: str) -> None:
+    """Refuse a named backend before any work is done for it; raises ValueError for an unknown name."""
+    import torch
+    from muspace_msda import why_not
+
+    reason = None if backend == "auto" else why_not(backend, torch.empty(0, device=device))
+    if reason:
+        raise Unavailable(reason)
+
+
+def _check(folders: list[Path], reach: float, cell: float) -> None:
+    for folder in folders:
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"output {folder} exists and is not a folder")
+    if not 5 <= reach <= 60:
+        raise ValueError(f"range: expected 5 to 60 metres, got {reach:g}")
+    if not 0.05 <= cell <= 1:
+        raise ValueError(f"cell: expected 0.05 to 1 metre, got {cell:g}")
+    if (2 * reach / cell) ** 2 > 2.25e6:
+        raise ValueError(f"cell: {cell:g} m over +-{reach:g} m gives more than 1500 x 1500 cells; take a larger cell")
+
+
+def run(
+    sample: str | Path | None = None,
+    device: str = "auto",
+    backend: str = "auto",
+    out: str | Path = "mu-space-demo",
+    reach: float = 25.0,
+    cell: float = 0.1,
+    write_sample: str | Path | None = None,
+    image_size: tuple[int, int] = (900, 1600),
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Fuse one frame and write figure.png, road.png, pillars.png and report.json to `out`; returns the report.
+
+    Args:
+        sample: folder of a recorded frame; None renders a street (`image_size` = height, width of its cameras).
+        device: torch device, or "auto". backend: as of the operator.
+        reach, cell: the view covers +-reach metres around the vehicle with cells of `cell` metres.
+        write_sample: folder to which the generated street is written in the format of a recorded frame.
+
+    Raises:
+        FileNotFoundError, ValueError: the input cannot be used; nothing has been written.
+        Unavailable, muspace_core.BackendUnavailable: a package, device or backend is missing; nothing has been written.
+        fuse.DeviationError: the backend's result is not the reference's; nothing has been written.
+
+    The report's keys are listed in `report.as_dict`.
+    """
+    out = Path(out)
+    _check([out] if write_sample is None else [out, Path(write_sample)], reach, cell)
+    _need_packages()
+    if sample is not None and write_sample is not None:
+        raise ValueError("write_sample: only the generated street is written, not a frame that was read")
+    from . import picture, pipeline, report, scene
+    from . import sample as samples
+
+    where = _device(device)
+    _check_backend(backend, where)
+    if sample is not None:
+        progress("reading the frame")
+        frame = samples.load(sample)
+    else:
+        frame = scene.generate(image_size, progress=progress)
+    result = pipeline.fuse_frame(frame, where, backend, reach, cell, progress)
+    progress("drawing")
+    names = ("figure.png", "road.png", "pillars.png", "report.json")
+    document = report.as_dict(frame, result, {name: str(out / name) for name in names})
+    page = picture.figure(frame, result, report.rows(result), report.COLUMNS, "\n".join(report.sentences(result)))
+    images = [page, picture.png(picture.image_of(result.ground)), picture.png(picture.image_of(result.pillars))]
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    report.write_all(out, dict(zip(names, [*images, text.encode()], strict=True)))
+    if write_sample is not None:
+        progress("writing the sample")
+        report.write_all(Path(write_sample), samples.encode(frame))
+    return document
+
+
+class _Progress:
+    """One line on stderr that is rewritten; silent when stderr is not a terminal."""
+
+    def __init__(self) -> None:
+        self.shown = sys.stderr.isatty()
+
+    def __call__(self, text: str) -> None:
+        if self.shown:
+            print(f"\r\x1b[K{text} …", end="", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.clear()
+        print(text, file=sys.stderr)
+
+    def clear(self) -> None:
+        if self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _print_table(document: dict[str, Any]) -> None:
+    from mu_space.cli.text import table
+
+    rows = [
+        [c["name"], c["backend"], c["route"], c["device"], f"{c['ms']:.1f}", f"{c['deviation']:.1e}"] for c in document["calls"]
+    ]
+    table(document["source"], ["call", "backend", "route", "device", "ms", "deviation from the reference"], rows)
+    if document["psnr"] is not None:
+        print(
+            f"visible road against the known ground: PSNR {document['psnr']:.1f} dB"
+            f" ({document['psnr_near']:.1f} dB within 12 m), mean absolute error {document['mean_absolute_error']:.3f}"
+        )
+    print(f"picture: {document['files']['figure.png']}")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; 0 done, 1 the result deviates from the reference, 2 wrong input (one sentence on stderr)."""
+    progress = _Progress()
+    try:
+        _need_packages()
+        from muspace_core import BackendUnavailable
+
+        from .fuse import DeviationError
+    except (Unavailable, ImportError) as error:
+        print(f"mu-space demo: {error}", file=sys.stderr)
+        return 2
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *rest: progress.say(f"mu-space demo: {message}")
+            document = run(
+                args.sample, args.device, args.backend, args.out, args.reach, args.cell, args.write_sample, progress=progress
+            )
+    except (ValueError, OSError, Unavailable, BackendUnavailable) as error:
+        progress.say(f"mu-space demo: {error}")
+        return 2
+    except DeviationError as error:
+        progress.say(f"mu-space demo: {error}")
+        return 1
+    progress.clear()
+    if args.json:
+        print(json.dumps(document, indent=2))
+    else:
+        _print_table(document)
+    return 0
