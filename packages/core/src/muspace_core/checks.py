@@ -14,11 +14,11 @@ def fail(argument: str, expected: str, got: object) -> ValueError:
     return ValueError(f"{argument}: expected {expected}, got {got}")
 
 
-def tensor(argument: str, value: Any) -> torch.Tensor:
-    """``value`` if it is a tensor, else TypeError."""
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{argument}: expected a torch.Tensor, got {type(value).__name__}")
-    return value
+def tensors(**arguments: Any) -> None:
+    """TypeError for the first argument that is not a tensor."""
+    for argument, value in arguments.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{argument}: expected a torch.Tensor, got {type(value).__name__}")
 
 
 def rank(argument: str, value: torch.Tensor, axes: str) -> None:

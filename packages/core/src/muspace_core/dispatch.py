@@ -60,7 +60,7 @@ class Dispatcher:
     def __init__(self, spec: OpSpec, library: NativeLibrary) -> None:
         self.spec = spec
         self.library = library
-        self._choices: dict[tuple[str, str, torch.dtype, str, str, bool], Choice] = {}
+        self._choices: dict[tuple[object, ...], Choice] = {}
         self._warned: set[str] = set()
         _DISPATCHERS[spec.qualified_name] = self
 
@@ -78,20 +78,14 @@ class Dispatcher:
             return self.library.failure(backend)
         return None
 
-    def choose(self, requested: str, device_type: str, dtype: torch.dtype) -> Choice:
+    def choose(self, requested: str, device: torch.device, dtype: torch.dtype) -> Choice:
         """Backend for a call; raises ``BackendUnavailable`` for a request that cannot be met and in strict mode."""
-        key = (
-            requested,
-            device_type,
-            dtype,
-            environment.FORCE_BACKEND.value(),
-            environment.LIBRARY_PATH.value(),
-            environment.STRICT.enabled(),
-        )
+        key = (requested, device, dtype, *environment.dispatch_state())
         choice = self._choices.get(key)
         if choice is None:
-            choice = self._choices[key] = self._decide(requested, device_type, dtype)
-        if choice.fallback and device_type not in self._warned:
+            choice = self._choices[key] = self._decide(requested, device.type, dtype)
+        if choice.fallback and device.type not in self._warned:
+            device_type = device.type
             self._warned.add(device_type)
             warnings.warn(
                 f"{self.spec.name} runs its PyTorch reference on {device_type}: {choice.reason}",
@@ -152,7 +146,7 @@ _DISPATCHERS: dict[str, Dispatcher] = {}
 @torch.compiler.assume_constant_result
 def choose_while_compiling(qualified_name: str, requested: str, device_type: str, dtype: torch.dtype) -> str:
     """``Dispatcher.choose`` for traced code: runs once, at compile time, and is a constant of the graph."""
-    return _DISPATCHERS[qualified_name].choose(requested, device_type, dtype).backend
+    return _DISPATCHERS[qualified_name].choose(requested, torch.device(device_type), dtype).backend
 
 
 _last: tuple[Dispatcher, Choice, str, torch.device, torch.dtype, Callable[[], str]] | None = None

@@ -35,6 +35,10 @@ class Variable:
             return False
         return self.value() not in ("", "0")
 
+    def raw(self) -> object:
+        """The value in whatever form is cheapest to get; good for comparison only."""
+        return _TABLE.get(self._key) if _BYTES else os.environ.get(self.name)  # type: ignore[union-attr]
+
 
 DISPATCH_LOG = Variable("MUSPACE_DISPATCH_LOG", "1 prints one dispatch report per call to stderr")
 STRICT = Variable("MUSPACE_STRICT_PATCH", "1 turns every fallback to the reference into an error")
@@ -44,3 +48,8 @@ LIBRARY_PATH = Variable("MUSPACE_LIBRARY_PATH", "folders searched for lib<family
 NUM_THREADS = Variable("MUSPACE_NUM_THREADS", "threads of the cpu backend; default torch.get_num_threads()")
 
 VARIABLES: Final = (DISPATCH_LOG, STRICT, CHECK, FORCE_BACKEND, LIBRARY_PATH, NUM_THREADS)
+
+
+def dispatch_state() -> tuple[object, object, object]:
+    """What a remembered dispatch decision depends on; equal states mean equal decisions."""
+    return (FORCE_BACKEND.raw(), LIBRARY_PATH.raw(), STRICT.raw())

@@ -40,7 +40,7 @@ class NativeLibrary:
         self.family = family
         self._modules: dict[tuple[str, str], Any] = {}
         self._failures: dict[tuple[str, str], str] = {}
-        self._functions: dict[tuple[str, str, str], Callable[..., Any]] = {}
+        self._functions: dict[tuple[str, object, str], Callable[..., Any]] = {}
 
     def path(self, backend: str) -> Path | None:
         """File of a backend: ``MUSPACE_LIBRARY_PATH`` first and alone if it is set, then ``_lib`` beside the package."""
@@ -100,7 +100,7 @@ class NativeLibrary:
 
     def function(self, backend: str, name: str) -> Callable[..., Any]:
         """A native function; on a device whose tensors cannot be passed directly it converts them to DLPack capsules."""
-        key = (backend, environment.LIBRARY_PATH.value(), name)
+        key = (backend, environment.LIBRARY_PATH.raw(), name)
         function = self._functions.get(key)
         if function is None:
             function = self.load(backend).get_function(name)

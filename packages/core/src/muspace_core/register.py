@@ -63,9 +63,11 @@ class Operator:
 
     def records_gradient(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a call on these tensors records a backward."""
-        if not _is_grad_enabled():
-            return False
-        return any(tensors[index].requires_grad for index in self._differentiable)
+        if _is_grad_enabled():
+            for index in self._differentiable:  # any() over a generator costs three times as much
+                if tensors[index].requires_grad:
+                    return True
+        return False
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
         tensors = arguments[: self.tensor_count]

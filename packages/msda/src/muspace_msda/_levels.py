@@ -36,10 +36,12 @@ def _from_list(argument: str, numbers: Sequence, value: torch.Tensor) -> torch.T
 
 
 def _index_tensor(argument: str, given: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    checks.dtype(argument, given, _INDEX_DTYPES)
     if given.device != value.device:
         checks.same_device(argument, given, "value", value.device)
-    return given if given.dtype is torch.int64 else given.to(torch.int64)
+    if given.dtype is torch.int64:
+        return given
+    checks.dtype(argument, given, _INDEX_DTYPES)
+    return given.to(torch.int64)
 
 
 def as_tensors(
@@ -59,7 +61,8 @@ def as_tensors(
         starts = no_starts(value.device) if direct else torch.empty(0, dtype=torch.int64, device=value.device)
     elif isinstance(level_start_index, torch.Tensor):
         starts = _index_tensor("level_start_index", level_start_index, value)
-        checks.shape("level_start_index", starts, "L", (shapes.shape[0],))
+        if starts.shape != shapes.shape[:1]:
+            checks.shape("level_start_index", starts, "L", (shapes.shape[0],))
     elif isinstance(level_start_index, Sequence):
         starts = _from_list("level_start_index", level_start_index, value)
         checks.shape("level_start_index", starts, "L", (shapes.shape[0],))
@@ -91,8 +94,11 @@ def check_contents(shapes: Sequence[Sequence[int]], starts: Sequence[int] | None
 
 
 def check_tensors(shapes: torch.Tensor, starts: torch.Tensor, length: int) -> None:
-    """``check_contents`` of tensors: one concatenation and one copy to the host, hence one sync on a GPU."""
+    """``check_contents`` of tensors; on a GPU one concatenation and one copy to the host, hence one sync."""
+    if shapes.is_cpu:
+        check_contents(shapes.tolist(), starts.tolist() or None, length)
+        return
     count = shapes.shape[0]
-    numbers = torch.cat((shapes.reshape(-1), starts)).tolist() if starts.numel() else shapes.reshape(-1).tolist()
+    numbers = torch.cat((shapes.reshape(-1), starts)).tolist()
     rows = [(numbers[2 * level], numbers[2 * level + 1]) for level in range(count)]
     check_contents(rows, numbers[2 * count :] or None, length)

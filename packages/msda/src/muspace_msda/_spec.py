@@ -34,10 +34,11 @@ MULTI_SCALE_DEFORMABLE_ATTN = OpSpec(
         "emu": (*_STORAGE, "float64"),
     },
     # Geometry and sums are fp32 for the three storage types, so the 16-bit figures are the rounding of inputs and result.
+    # One rounding to bfloat16 alone is 2**-8 = 3.9e-3 of a result just above a power of two.
     tolerances={
         "float64": Tolerance(output=1e-12, grad=1e-11),
         "float32": Tolerance(output=2e-6, grad=1e-5),
-        "bfloat16": Tolerance(output=3.1e-3, grad=6e-3),
+        "bfloat16": Tolerance(output=4e-3, grad=6e-3),
         "float16": Tolerance(output=5e-4, grad=1e-3),
     },
     determinism=(

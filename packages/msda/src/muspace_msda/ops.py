@@ -76,14 +76,9 @@ def multi_scale_deformable_attn(
     """
     if attention_weights is None:  # the four-argument form
         level_start_index, sampling_locations, attention_weights = None, level_start_index, sampling_locations
-    for name, tensor in (
-        ("value", value),
-        ("sampling_locations", sampling_locations),
-        ("attention_weights", attention_weights),
-    ):
-        if not isinstance(tensor, torch.Tensor):
-            checks.tensor(name, tensor)
-    checks.rank("value", value, "B S H D")
+    checks.tensors(value=value, sampling_locations=sampling_locations, attention_weights=attention_weights)
+    if value.dim() != 4:
+        checks.rank("value", value, "B S H D")
     shapes, starts = _levels.as_tensors(value, spatial_shapes, level_start_index)
     if legacy_level_alias:
         sampling_locations, attention_weights = _alias_levels(shapes.shape[0], sampling_locations, attention_weights)
@@ -93,10 +88,9 @@ def multi_scale_deformable_attn(
         name = MULTI_SCALE_DEFORMABLE_ATTN.qualified_name
         selected = choose_while_compiling(name, backend, value.device.type, value.dtype)
         return _run(selected, arguments)
-    choice = _autograd.dispatcher.choose(backend, value.device.type, value.dtype)
+    choice = _autograd.dispatcher.choose(backend, value.device, value.dtype)
     output = _run(choice.backend, arguments)
-    gradient = _autograd.multi_scale_deformable_attn.records_gradient(arguments)
-    _autograd.dispatcher.record(choice, backend, value, _Route(value, choice.backend, gradient))
+    _autograd.dispatcher.record(choice, backend, value, _Route(value, choice.backend, output.requires_grad))
     return output
 
 
@@ -148,11 +142,15 @@ def _check_arguments(
     if dtype not in _VALUE_DTYPES:
         checks.dtype("value", value, _VALUE_DTYPES)
     accepted = _COORDINATE_DTYPES_FP64 if dtype is torch.float64 else _COORDINATE_DTYPES
-    for name, tensor in (("sampling_locations", sampling_locations), ("attention_weights", attention_weights)):
-        if tensor.dtype not in accepted:
-            checks.dtype(name, tensor, accepted)
-        if tensor.device != value.device:
-            checks.same_device(name, tensor, "value", value.device)
+    device = value.device
+    if sampling_locations.dtype not in accepted:
+        checks.dtype("sampling_locations", sampling_locations, accepted)
+    if attention_weights.dtype not in accepted:
+        checks.dtype("attention_weights", attention_weights, accepted)
+    if sampling_locations.device != device:
+        checks.same_device("sampling_locations", sampling_locations, "value", device)
+    if attention_weights.device != device:
+        checks.same_device("attention_weights", attention_weights, "value", device)
 
 
 def _alias_levels(

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures one case in one dtype and pass: gate, then times, then floors, peer, goal and baseline beside them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch
+
+from muspace_core.bench import gate, timer
+from muspace_core.bench.case import Bar, BenchCase, Inputs, torch_dtype
+from muspace_core.bench.floors import Ceilings, cache_floor_us, dram_floor_us
+from muspace_core.dispatch import get_last_dispatch_report
+from muspace_core.spec import OpSpec
+
+#: Rotating sets together exceed the L2 cache this many times, so that no set is still cached when its turn comes.
+L2_MULTIPLE: Final = 4
+MOST_SETS: Final = 32
+#: What a row has only after it was measured.
+MEASURED: Final = (
+    *("backend", "route", "undecided_share", "reproducible", "error"),
+    *("wall_us", "graph_us", "graph_error", "timing", "peak_bytes", "input_sets", "working_set_bytes"),
+    *("work", "dram_floor_us", "cache_floor_us", "over_dram_floor", "over_cache_floor"),
+    *("baseline_us", "speedup", "goal_met"),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where and how thoroughly to measure."""
+
+    device: torch.device
+    device_name: str
+    l2_bytes: int
+    ceilings: Ceilings
+    backend: str = "auto"
+    quick: bool = False
+    baseline: bool = True
+
+    @property
+    def effort(self) -> timer.Effort:
+        return timer.Effort.for_device(self.device, self.quick)
+
+
+def measure(case: BenchCase, spec: OpSpec, dtype: str, pass_: str, plan: Plan) -> dict[str, Any]:
+    """One row. A row that fails its gate or cannot run has ``error`` or ``deviations`` and no time."""
+    row = _blank(case, dtype, pass_, plan)
+    limits = spec.tolerances[dtype]
+    try:
+        inputs = case.inputs(torch_dtype(dtype), plan.device)
+        verdict = gate.check(case, inputs, plan.backend, pass_, limits.output, limits.grad)
+    except (RuntimeError, ValueError, TypeError) as error:
+        row["error"] = _first_line(error)
+        return row
+    report = get_last_dispatch_report()
+    row.update(
+        backend=_selected(case, inputs, plan, pass_),
+        route=report.route if report else None,
+        correct=verdict.passed,
+        deviations=dict(verdict.deviations),
+        limits=dict(verdict.limits),
+        undecided_share=verdict.undecided,
+        reproducible=verdict.reproducible,
+    )
+    work = case.work(inputs, pass_)
+    row["work"] = {**asdict(work), "compulsory_bytes": work.compulsory_bytes}
+    row["dram_floor_us"] = dram_floor_us(work, plan.ceilings)
+    row["cache_floor_us"] = cache_floor_us(work, plan.ceilings)
+    if verdict.passed:
+        try:
+            _time(row, case, inputs, pass_, plan)
+        except RuntimeError as error:  # out of memory in one row must not lose the others
+            row["error"] = _first_line(error)
+    return row
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _blank(case: BenchCase, dtype: str, pass_: str, plan: Plan) -> dict[str, Any]:
+    bar = case.bar(dtype, pass_, plan.device_name)
+    row: dict[str, Any] = {
+        "family": case.family,
+        "operator": case.operator,
+        "case": case.name,
+        "shape": case.shape,
+        "source": case.source,
+        "dtype": dtype,
+        "pass": pass_,
+        "requested_backend": plan.backend,
+        "peer": bar.peer or None if bar else None,
+        "peer_us": bar.peer_us if bar else None,
+        "goal_us": bar.goal_us if bar else None,
+        "goal_met_by": bar.met_by if bar else None,
+        "goal_speedup": case.cpu_speedups.get(pass_) if plan.device.type == "cpu" else None,
+        "baseline": case.baseline_name if case.baseline else None,
+        "correct": False,
+        "deviations": {},
+        "limits": {},
+    }
+    return row | dict.fromkeys(MEASURED)
+
+
+def _selected(case: BenchCase, inputs: Inputs, plan: Plan, pass_: str) -> str | None:
+    """Backend that the call takes; asks with a fresh call so that the report is that of the timed form."""
+    with gate.determinism(pass_ == "bwd_ordered"):
+        case.call(inputs if pass_ == "fwd" else gate.with_gradients(case, inputs), plan.backend)
+    report = get_last_dispatch_report()
+    return report.selected_backend if report else None
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _copies(inputs: Inputs, plan: Plan) -> list[Inputs]:
+    """The input sets to rotate through: one on a cpu or beyond the cache, else enough copies to defeat the cache."""
+    size = _bytes(list(inputs.values()))
+    if plan.device.type == "cpu" or not plan.l2_bytes or not size:
+        return [inputs]
+    count = min(MOST_SETS, max(1, math.ceil(L2_MULTIPLE * plan.l2_bytes / size)))
+    return [inputs, *({name: x.clone() for name, x in inputs.items()} for _ in range(count - 1))]
+
+
+def _calls(
+    case: BenchCase, sets: Sequence[Inputs], call: Callable[[Inputs], torch.Tensor], pass_: str
+) -> list[Callable[[], Any]]:
+    """What is timed: the public call, or autograd's backward through it with the forward done beforehand."""
+    if pass_ == "fwd":
+        return [functools.partial(call, inputs) for inputs in sets]
+    calls: list[Callable[[], Any]] = []
+    upstream: torch.Tensor | None = None
+    for inputs in sets:
+        leaves = gate.with_gradients(case, inputs)
+        output = call(leaves)
+        upstream = gate.grad_output(output) if upstream is None else upstream
+        wanted = [leaves[name] for name in case.differentiable]
+        calls.append(functools.partial(torch.autograd.grad, output, wanted, upstream, retain_graph=True))
+    return calls
+
+
+def _time(row: dict[str, Any], case: BenchCase, inputs: Inputs, pass_: str, plan: Plan) -> None:
+    sets = _copies(inputs, plan)
+
+    def ours() -> list[Callable[[], Any]]:
+        return _calls(case, sets, lambda x: case.call(x, plan.backend), pass_)
+
+    with gate.determinism(pass_ == "bwd_ordered"):
+        calls = ours()
+        row["peak_bytes"] = timer.peak_memory(calls[0], plan.device)
+        wall = timer.time_calls(calls, plan.device, plan.effort)
+        del calls
+        graph, row["graph_error"] = timer.time_graph(ours, plan.device, plan.effort)
+    row.update(
+        wall_us=wall.median_us,
+        graph_us=graph.median_us if graph else None,
+        timing={"wall": asdict(wall), "graph": asdict(graph) if graph else None},
+        input_sets=len(sets),
+        working_set_bytes=sum(_bytes(list(entry.values())) for entry in sets),
+    )
+    best = min(wall.median_us, graph.median_us) if graph else wall.median_us
+    row["over_dram_floor"] = best / row["dram_floor_us"] if row["dram_floor_us"] else None
+    row["over_cache_floor"] = best / row["cache_floor_us"] if row["cache_floor_us"] else None
+    if plan.baseline and case.baseline is not None and pass_ != "bwd_ordered":
+        baseline = timer.time_calls(_calls(case, sets[:2], case.baseline, pass_), plan.device, plan.effort)
+        row["baseline_us"] = baseline.median_us
+        # Other processes only ever add time: on a cpu the best batches are the ones to compare.
+        ratio = baseline.best_us / wall.best_us if plan.device.type == "cpu" else baseline.median_us / wall.median_us
+        row["speedup"] = ratio
+    row["goal_met"] = _goal_met(row, case.bar(row["dtype"], pass_, plan.device_name))
+
+
+def _goal_met(row: dict[str, Any], bar: Bar | None) -> bool | None:
+    """Whether the bar of this device, or the speed-up over the baseline, is met; ``None`` where none is set."""
+    if bar is not None and bar.goal_us is not None:
+        if bar.met_by == "graph":
+            return row["graph_us"] <= bar.goal_us if row["graph_us"] is not None else None
+        return bool(row["wall_us"] <= bar.goal_us + bar.allowance_us)
+    if row["goal_speedup"] is not None and row["speedup"] is not None:
+        return bool(row["speedup"] >= row["goal_speedup"])
+    return None

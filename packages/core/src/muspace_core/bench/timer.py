@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times calls: device events around back-to-back batches on a GPU, the performance counter on a cpu.
+
+A batch is a run of calls with no synchronisation in between, as a training step issues them; its mean is one observation
+and the median over batches is the result.  Calls rotate over several input sets where one set would stay in the L2 cache.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+Call = Callable[[], Any]
+WARM_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: batches of at least ``batch_seconds`` each."""
+
+    batches: int = 7
+    batch_seconds: float = 0.02
+    most_calls: int = 2000
+
+    @staticmethod
+    def for_device(device: torch.device, quick: bool = False) -> Effort:
+        """Enough for a 1 % spread on an idle GPU; a cpu is noisier, so it gets more batches."""
+        if quick:
+            return Effort(batches=3, batch_seconds=0.005)
+        return Effort() if device.type != "cpu" else Effort(batches=15, batch_seconds=0.05)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """µs per call over batches of ``calls`` calls."""
+
+    median_us: float
+    best_us: float
+    worst_us: float
+    batches: int
+    calls: int
+
+
+def device_module(device: torch.device) -> Any:
+    """``torch.cuda``, ``torch.musa`` … with streams and events."""
+    return getattr(torch, device.type)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        device_module(device).synchronize(device)
+
+
+def _batch_seconds(run: Callable[[int], None], count: int, device: torch.device) -> float:
+    if device.type == "cpu":
+        begin = time.perf_counter()
+        run(count)
+        return time.perf_counter() - begin
+    module = device_module(device)
+    first, last = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    synchronize(device)
+    first.record()
+    run(count)
+    last.record()
+    synchronize(device)
+    return first.elapsed_time(last) * 1e-3
+
+
+def _time(run: Callable[[int], None], device: torch.device, effort: Effort, multiple: int, per_run: int) -> Timing:
+    """Times ``run(count)``, which makes ``count * per_run`` calls; ``count`` is a multiple of ``multiple``."""
+    run(multiple)
+    synchronize(device)
+    begin, rounds = time.perf_counter(), 0
+    while rounds < 1 or time.perf_counter() - begin < min(WARM_SECONDS, effort.batch_seconds * 2):
+        run(multiple)
+        synchronize(device)
+        rounds += 1
+    estimate = _batch_seconds(run, multiple, device) / multiple
+    count = max(1, min(effort.most_calls, round(effort.batch_seconds / max(estimate, 1e-7))))
+    count = -(-count // multiple) * multiple
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        means = [_batch_seconds(run, count, device) / (count * per_run) * 1e6 for _ in range(effort.batches)]
+    finally:
+        if collecting:
+            gc.enable()
+    return Timing(statistics.median(means), min(means), max(means), effort.batches, count * per_run)
+
+
+def time_calls(calls: Sequence[Call], device: torch.device, effort: Effort) -> Timing:
+    """Eager calls, issued back to back in rotation."""
+
+    def run(count: int) -> None:
+        for _ in range(count // len(calls)):
+            for call in calls:
+                call()
+
+    return _time(run, device, effort, multiple=len(calls), per_run=1)
+
+
+def time_graph(build: Callable[[], Sequence[Call]], device: torch.device, effort: Effort) -> tuple[Timing | None, str | None]:
+    """Replay of a CUDA graph that holds one or more rounds of the calls; ``None`` and the reason where it cannot be.
+
+    ``build`` runs on the capture stream, so that a backward belongs to a forward of the same stream.
+    """
+    if device.type != "cuda":
+        return None, f"no graph replay on {device.type}"
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.stream(stream):
+            calls = build()
+            for _ in range(2):
+                for call in calls:
+                    call()
+            synchronize(device)
+            # A graph of one short call would time the launch of the graph.
+            rounds = -(-16 // len(calls))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(rounds):
+                    for call in calls:
+                        call()
+
+            def run(count: int) -> None:
+                for _ in range(count):
+                    graph.replay()
+
+            return _time(run, device, effort, multiple=1, per_run=rounds * len(calls)), None
+    except RuntimeError as error:
+        synchronize(device)
+        return None, str(error).splitlines()[0]
+
+
+def peak_memory(call: Call, device: torch.device) -> int | None:
+    """Most device memory that one call holds beyond what was there before; ``None`` on a cpu."""
+    if device.type == "cpu":
+        return None
+    module = device_module(device)
+    synchronize(device)
+    before = module.memory_allocated(device)
+    module.reset_peak_memory_stats(device)
+    result = call()
+    synchronize(device)
+    del result
+    return int(module.max_memory_allocated(device) - before)
+
+
+def copy_bandwidth(device: torch.device, total_bytes: int, effort: Effort) -> float:
+    """Bytes per second that a copy reads and writes, for two buffers of ``total_bytes`` together."""
+    elements = total_bytes // 8
+    source = torch.ones(elements, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    timing = time_calls([lambda: target.copy_(source)], device, effort)
+    return total_bytes / (timing.best_us * 1e-6)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator's test module hands to the contract: cases, error cases, and how arrays become tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from muspace_core.spec import OpSpec
+
+#: Ordered name -> value of every positional argument: floating ndarray, integer ndarray, or anything passed as it is.
+Arguments = dict[str, Any]
+
+FLOATING = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named, seeded input.  ``build`` returns fresh arguments; ``keywords`` go to the operator as they are."""
+
+    name: str
+    build: Callable[[], Arguments]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    warp_sensitive: bool = False
+    slow: bool = False
+    #: Backends on which the case would be too long.
+    skip_on: tuple[str, ...] = ()
+
+    def parameter(self) -> Any:
+        marks = [pytest.mark.warp_sensitive] if self.warp_sensitive else []
+        marks += [pytest.mark.slow] if self.slow else []
+        return pytest.param(self, id=self.name, marks=marks)
+
+
+@dataclass(frozen=True)
+class ErrorCase:
+    """A call that must be refused before anything is launched.
+
+    ``change`` edits the tensors of the smallest case in place; ``message`` is the exact text.  ``contains`` are the parts any
+    message must have: the argument, what was expected, what came.
+    """
+
+    name: str
+    change: Callable[[Arguments], None]
+    exception: type[Exception]
+    contains: tuple[str, ...]
+    message: str | None = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    def parameter(self) -> Any:
+        return pytest.param(self, id=self.name)
+
+
+@dataclass(frozen=True)
+class EmptyCase:
+    """A dimension of size zero: ``shrink`` maps the smallest case's arguments to the empty ones."""
+
+    name: str
+    shrink: Callable[[Arguments], Arguments]
+
+    def parameter(self) -> Any:
+        return pytest.param(self, id=self.name)
+
+
+class Subject:
+    """The operator under test and the data about it; ``OpContract`` adds the tests.
+
+    A subclass sets ``spec``, ``operator``, ``oracle``, ``cases`` (smallest first), ``storage`` (arguments that carry the output
+    dtype), ``geometry`` (floating arguments with a dtype of their own), and may set the rest.
+    """
+
+    spec: ClassVar[OpSpec]
+    #: The public function, as ``staticmethod``.
+    operator: ClassVar[Callable[..., Any]]
+    #: ``oracle(arguments, grad_output, double) -> (output, {argument: gradient})``, float64, as ``staticmethod``.
+    oracle: ClassVar[Callable[..., tuple[np.ndarray, dict[str, np.ndarray]]]]
+    cases: ClassVar[Sequence[Case]]
+    storage: ClassVar[tuple[str, ...]]
+    geometry: ClassVar[tuple[str, ...]] = ()
+    empty_cases: ClassVar[Sequence[EmptyCase]] = ()
+    error_cases: ClassVar[Sequence[ErrorCase]] = ()
+    #: ``excused(arguments) -> {argument: mask}`` true where a gradient is compared, as ``staticmethod``.
+    excused: ClassVar[Callable[[Arguments], dict[str, np.ndarray]] | None] = None
+    #: Environment that leads to the ordered, bit-reproducible backward is torch's own switch; this is its route's name.
+    ordered_route: ClassVar[str | None] = None
+
+    # ---- parametrisation -------------------------------------------------------------------------------------------
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        cls = metafunc.cls
+        backend = metafunc.config.option.muspace_backend
+        names = metafunc.fixturenames
+        if "case" in names:
+            chosen = [c for c in cls.cases if backend not in c.skip_on]
+            metafunc.parametrize("case", [c.parameter() for c in chosen])
+        if "dtype" in names:
+            metafunc.parametrize("dtype", cls.dtypes_on(backend))
+        if "mixed" in names:
+            metafunc.parametrize("mixed", [pytest.param(m, id="-".join(m)) for m in cls.mixed_dtypes_on(backend)])
+        if "error_case" in names:
+            metafunc.parametrize("error_case", [c.parameter() for c in cls.error_cases])
+        if "empty_case" in names:
+            metafunc.parametrize("empty_case", [c.parameter() for c in cls.empty_cases])
+
+    @classmethod
+    def dtypes_on(cls, backend: str) -> tuple[str, ...]:
+        """Storage dtypes the spec promises on a backend; the reference is held to what the cpu backend promises."""
+        return tuple(cls.spec.dtypes["cpu" if backend == "reference" else backend])
+
+    @classmethod
+    def mixed_dtypes_on(cls, backend: str) -> list[tuple[str, ...]]:
+        """(storage, geometry...) combinations in which at least one geometry argument differs from the storage."""
+        found: list[tuple[str, ...]] = []
+        for storage in cls.dtypes_on(backend):
+            if storage == "float64":
+                found.append((storage, *["float32"] * len(cls.geometry)))
+                continue
+            for position in range(len(cls.geometry) + 1):
+                for other in ("float32", "float16", "bfloat16"):
+                    if other == storage:
+                        continue
+                    kinds = [other] * len(cls.geometry)
+                    if position < len(cls.geometry):
+                        kinds[position] = storage
+                    if any(k != storage for k in kinds):
+                        found.append((storage, *kinds))
+        return list(dict.fromkeys(found))
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+    @property
+    def floating(self) -> tuple[str, ...]:
+        return (*self.storage, *self.geometry)
+
+    def smallest(self) -> Arguments:
+        return self.cases[0].build()
+
+    def tensors(
+        self, arguments: Arguments, dtypes: str | Sequence[str] = "float32", device: str = "cpu", grad: Sequence[str] | bool = ()
+    ) -> Arguments:
+        """Arrays as tensors: storage arguments in the first dtype, each geometry argument in its own."""
+        kinds = [dtypes] * (1 + len(self.geometry)) if isinstance(dtypes, str) else list(dtypes)
+        by_name = dict.fromkeys(self.storage, kinds[0]) | dict(zip(self.geometry, kinds[1:], strict=True))
+        wanted = self.floating if grad is True else tuple(grad or ())
+        made: Arguments = {}
+        for name, value in arguments.items():
+            if not isinstance(value, np.ndarray):
+                made[name] = value
+                continue
+            # from_numpy of a copy: no test may reach another one's memory through a shared array.
+            tensor = torch.from_numpy(np.array(value))
+            if name in by_name:
+                tensor = tensor.to(FLOATING[by_name[name]])
+            made[name] = tensor.to(device).requires_grad_(name in wanted)
+        return made
+
+    def represented(self, tensors: Arguments) -> Arguments:
+        """The exact values the tensors hold, as float64 (and integer) arrays: what the oracle must be asked about."""
+        out: Arguments = {}
+        for name, value in tensors.items():
+            if isinstance(value, torch.Tensor):
+                value = value.detach().cpu()
+                out[name] = value.double().numpy() if value.is_floating_point() else value.numpy()
+            else:
+                out[name] = value
+        return out
+
+    def call(self, tensors: Arguments, pytest_backend: str = "cpu", **keywords: Any) -> torch.Tensor:
+        """The public function on the backend under test (which ``auto`` selects, except for the reference)."""
+        if pytest_backend == "reference":
+            keywords.setdefault("backend", "reference")
+        return type(self).operator(*tensors.values(), **keywords)
+
+    def gradients(self, tensors: Arguments, output: torch.Tensor, grad_output: torch.Tensor) -> dict[str, torch.Tensor]:
+        names = [n for n in self.floating if tensors[n].requires_grad]
+        found = torch.autograd.grad(output, [tensors[n] for n in names], grad_output)
+        return dict(zip(names, found, strict=True))
+
+    def run(
+        self, tensors: Arguments, backend: str = "cpu", seed: int = 1, **keywords: Any
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+        """Output, gradients and the seeded upstream gradient, every floating argument requiring one."""
+        live = {k: v.detach().requires_grad_() if k in self.floating else v for k, v in tensors.items()}
+        output = self.call(live, backend, **keywords)
+        grad_output = self.upstream_gradient(output, seed)
+        return output.detach(), self.gradients(live, output, grad_output), grad_output
+
+    @staticmethod
+    def upstream_gradient(output: torch.Tensor, seed: int = 1) -> torch.Tensor:
+        noise = np.random.default_rng(seed).standard_normal(tuple(output.shape))
+        return torch.from_numpy(noise).to(output.dtype).to(output.device)
