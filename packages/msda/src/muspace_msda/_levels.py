@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -25,14 +26,20 @@ def no_starts(device: torch.device) -> torch.Tensor:
     return torch.empty(0, dtype=torch.int64, device=device)
 
 
-def _from_list(argument: str, numbers: Sequence, value: torch.Tensor) -> torch.Tensor:
+def _integers(argument: str, numbers: Sequence, depth: int) -> tuple:
+    """Nested tuples of integers; TypeError for anything that is not an exact integer."""
     try:
-        rows = tuple(tuple(int(n) for n in row) if isinstance(row, Sequence) else int(row) for row in numbers)
-        if takes_direct_path((value,)):  # a fake or traced tensor must not end in the cache
-            return _cached(rows, value.device)
-        return torch.tensor(rows, dtype=torch.int64, device=value.device)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{argument}: expected a tensor or a list of integers, got {numbers!r}") from error
+        if depth == 1:
+            return tuple(operator.index(number) for number in numbers)
+        return tuple(_integers(argument, row, depth - 1) for row in numbers)
+    except TypeError:
+        raise TypeError(f"{argument}: expected a tensor or a list of integers, got {numbers!r}") from None
+
+
+def _from_rows(rows: tuple, value: torch.Tensor) -> torch.Tensor:
+    if takes_direct_path((value,)):  # a fake or traced tensor must not end in the cache
+        return _cached(rows, value.device)
+    return torch.tensor(rows, dtype=torch.int64, device=value.device)
 
 
 def _index_tensor(argument: str, given: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -51,7 +58,11 @@ def as_tensors(
     if isinstance(spatial_shapes, torch.Tensor):
         shapes = _index_tensor("spatial_shapes", spatial_shapes, value)
     elif isinstance(spatial_shapes, Sequence):
-        shapes = _from_list("spatial_shapes", spatial_shapes, value)
+        rows = _integers("spatial_shapes", spatial_shapes, 2)
+        if any(len(row) != 2 for row in rows):
+            raise checks.fail("spatial_shapes", "rows (h, w)", spatial_shapes)
+        check_contents(rows, None, value.shape[1])
+        shapes = _from_rows(rows, value).view(-1, 2)
     else:
         raise TypeError(f"spatial_shapes: expected a tensor or a list of (h, w), got {type(spatial_shapes).__name__}")
     if shapes.dim() != 2 or shapes.shape[1] != 2:
@@ -64,12 +75,10 @@ def as_tensors(
         if starts.shape != shapes.shape[:1]:
             checks.shape("level_start_index", starts, "L", (shapes.shape[0],))
     elif isinstance(level_start_index, Sequence):
-        starts = _from_list("level_start_index", level_start_index, value)
+        starts = _from_rows(_integers("level_start_index", level_start_index, 1), value)
         checks.shape("level_start_index", starts, "L", (shapes.shape[0],))
     else:
         raise TypeError(f"level_start_index: expected a tensor, a list or None, got {type(level_start_index).__name__}")
-    if not isinstance(spatial_shapes, torch.Tensor):
-        check_contents(spatial_shapes, None, value.shape[1])
     return shapes, starts
 
 

@@ -128,11 +128,9 @@ def _check_arguments(
     if len(shape) != 6 or shape[5] != 2:
         raise checks.fail("sampling_locations", "shape [B, Q, H, L, P, 2]", list(shape))
     if shape[3] != levels:
-        raise checks.fail(
-            "sampling_locations",
-            f"L = {levels} levels, the rows of spatial_shapes",
-            f"L = {shape[3]} levels (legacy_level_alias=True reproduces checkpoints trained so)",
-        )
+        hint = " (legacy_level_alias=True reproduces checkpoints trained so)" if shape[3] > levels else ""
+        expected = f"L = {levels} levels, the rows of spatial_shapes"
+        raise checks.fail("sampling_locations", expected, f"L = {shape[3]} levels{hint}")
     if shape[0] != batch or shape[2] != heads:
         expected = (batch, shape[1], heads, levels, shape[4], 2)
         checks.shape("sampling_locations", sampling_locations, "B Q H L P 2", expected)
