@@ -209,6 +209,14 @@ def test_timer_counts_calls_and_orders_its_statistics() -> None:
     assert calls[0] == calls[1] and timing.calls % 2 == 0
 
 
+def test_contenders_take_turns() -> None:
+    order: list[str] = []
+    effort = timer.Effort(batches=3, batch_seconds=1e-9)
+    timings = timer.time_alternately([[lambda: order.append("a")], [lambda: order.append("b")]], CPU, effort)
+    # Each batch is preceded by one untimed call.
+    assert order[-12:] == ["a", "a", "b", "b"] * 3 and [timing.calls for timing in timings] == [1, 1]
+
+
 def test_overhead_subtracts_the_output_allocation() -> None:
     case = OverheadCase("toy", "scale", "x (4096,)", _inputs, lambda inputs, backend: lambda: inputs["x"] * 2, ("x",))
     row = overhead.measure(case, CPU, quick=True)

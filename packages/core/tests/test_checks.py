@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from muspace_core import checks, environment
 
 ROWS = torch.zeros(2, 3)

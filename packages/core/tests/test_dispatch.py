@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from muspace_core import BackendUnavailable, MuspaceError, get_last_dispatch_report
 from muspace_core.device import BACKENDS, DEVICE_TYPES, backend_for, launch_context, thread_count
 from muspace_core.dispatch import REQUESTS, Dispatcher
 from muspace_core.spec import OpSpec, Status, Tolerance
 
-VARIABLES = ("MUSPACE_FORCE_BACKEND", "MUSPACE_STRICT_PATCH", "MUSPACE_LIBRARY_PATH", "MUSPACE_DISPATCH_LOG", "MUSPACE_NUM_THREADS")
+VARIABLES = (
+    "MUSPACE_FORCE_BACKEND",
+    "MUSPACE_STRICT_PATCH",
+    "MUSPACE_LIBRARY_PATH",
+    "MUSPACE_DISPATCH_LOG",
+    "MUSPACE_NUM_THREADS",
+)
 F32 = torch.float32
 
 
@@ -50,7 +55,7 @@ def _spec(reference: bool = True, name: str = "toy") -> OpSpec:
 
 
 def _dispatcher(*present: str, reference: bool = True) -> Dispatcher:
-    return Dispatcher(_spec(reference), FakeLibrary(*present))
+    return Dispatcher(_spec(reference), FakeLibrary(*present), lambda backend, *details: "/".join((backend, *details)))
 
 
 @pytest.mark.parametrize("request_", ["auto", "native", "cpu"])
@@ -66,7 +71,7 @@ def test_requests_are_those_of_the_documentation() -> None:
 
 @pytest.mark.parametrize("request_", ["native", "cpu"])
 def test_a_named_backend_never_falls_back(request_: str) -> None:
-    with pytest.raises(BackendUnavailable, match="libtoy_cpu.so is not here"):
+    with pytest.raises(BackendUnavailable, match=r"libtoy_cpu\.so is not here"):
         _dispatcher().choose(request_, torch.device("cpu"), F32)
 
 
@@ -114,7 +119,9 @@ def test_a_dtype_the_backend_lacks_is_named() -> None:
 
 @pytest.mark.parametrize("backend", ["cuda", "hip", "musa"])
 def test_a_backend_of_another_device(backend: str) -> None:
-    with pytest.raises(BackendUnavailable, match=f"backend {backend} needs tensors on {DEVICE_TYPES[backend]}, these are on cpu"):
+    with pytest.raises(
+        BackendUnavailable, match=f"backend {backend} needs tensors on {DEVICE_TYPES[backend]}, these are on cpu"
+    ):
         _dispatcher("cpu", backend).choose(backend, torch.device("cpu"), F32)
 
 
@@ -189,16 +196,17 @@ def test_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_report_is_rendered_when_asked_for() -> None:
     dispatcher = _dispatcher("cpu")
-    rendered: list[int] = []
+    rendered: list[tuple[str, ...]] = []
 
-    def route() -> str:
-        rendered.append(1)
+    def route(*arguments: str) -> str:
+        rendered.append(arguments)
         return "native"
 
-    dispatcher.record(dispatcher.choose("auto", torch.device("cpu"), F32), "auto", torch.ones(2), route)
+    dispatcher.route = route
+    dispatcher.record(dispatcher.choose("auto", torch.device("cpu"), F32), "auto", torch.ones(2), ("wide",))
     assert not rendered
     report = get_last_dispatch_report()
-    assert rendered and report is not None
+    assert rendered == [("cpu", "wide")] and report is not None
     assert report.as_dict() == {
         "operator": "toy", "device": "cpu", "dtype": "float32", "requested_backend": "auto", "selected_backend": "cpu",
         "native_fallback": False, "route": "native", "reason": report.reason, "library": "/somewhere/libtoy_cpu.so",

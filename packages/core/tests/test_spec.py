@@ -8,7 +8,6 @@ import importlib
 
 import pytest
 import torch
-
 from muspace_core.device import BACKENDS
 from muspace_core.spec import OpSpec, Status, Tolerance
 

@@ -55,11 +55,15 @@ class Choice:
 
 
 class Dispatcher:
-    """The dispatch decisions of one operator over one family's libraries."""
+    """The dispatch decisions of one operator over one family's libraries.
 
-    def __init__(self, spec: OpSpec, library: NativeLibrary) -> None:
+    ``route(backend, *details)`` names the route of a call from what ``record`` was given; it runs when a report is read.
+    """
+
+    def __init__(self, spec: OpSpec, library: NativeLibrary, route: Callable[..., str]) -> None:
         self.spec = spec
         self.library = library
+        self.route = route
         self._choices: dict[tuple[object, ...], Choice] = {}
         self._warned: set[str] = set()
         _DISPATCHERS[spec.qualified_name] = self
@@ -90,7 +94,7 @@ class Dispatcher:
             warnings.warn(
                 f"{self.spec.name} runs its PyTorch reference on {device_type}: {choice.reason}",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         return choice
 
@@ -132,10 +136,13 @@ class Dispatcher:
             return f"backend {backend} accepts {', '.join(accepted) or 'nothing'}, got {name}"
         return self.library.failure(backend)
 
-    def record(self, choice: Choice, requested: str, tensor: torch.Tensor, route: Callable[[], str]) -> None:
-        """Remembers this call; one tuple assignment, rendered only when somebody asks."""
+    def record(self, choice: Choice, requested: str, tensor: torch.Tensor, details: tuple[Any, ...]) -> None:
+        """Remembers this call; one tuple assignment, rendered only when somebody asks.
+
+        ``details`` hold sizes and flags, never a tensor, so that the report keeps no memory alive.
+        """
         global _last
-        _last = (self, choice, requested, tensor.device, tensor.dtype, route)
+        _last = (self, choice, requested, tensor.device, tensor.dtype, details)
         if environment.DISPATCH_LOG.enabled():
             print(f"muspace: {get_last_dispatch_report()}", file=sys.stderr)
 
@@ -149,7 +156,7 @@ def choose_while_compiling(qualified_name: str, requested: str, device_type: str
     return _DISPATCHERS[qualified_name].choose(requested, torch.device(device_type), dtype).backend
 
 
-_last: tuple[Dispatcher, Choice, str, torch.device, torch.dtype, Callable[[], str]] | None = None
+_last: tuple[Dispatcher, Choice, str, torch.device, torch.dtype, tuple[Any, ...]] | None = None
 
 
 def _check_request(backend: str) -> None:
@@ -179,8 +186,9 @@ def get_last_dispatch_report() -> DispatchReport | None:
     """
     if _last is None:
         return None
-    dispatcher, choice, requested, device, dtype, route = _last
-    path = dispatcher.library.path(choice.backend) if choice.backend in BACKENDS else None
+    dispatcher, choice, requested, device, dtype, details = _last
+    native = choice.backend in BACKENDS
+    path = dispatcher.library.path(choice.backend) if native else None
     return DispatchReport(
         operator=dispatcher.spec.name,
         device=str(device),
@@ -188,7 +196,7 @@ def get_last_dispatch_report() -> DispatchReport | None:
         requested_backend=requested,
         selected_backend=choice.backend,
         native_fallback=choice.fallback,
-        route=route(),
+        route=dispatcher.route(choice.backend, *details) if native else choice.backend,
         reason=choice.reason,
         library=str(path) if path else None,
         versions=dict(_versions(dispatcher.spec.package)),

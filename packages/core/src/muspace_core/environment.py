@@ -44,7 +44,7 @@ DISPATCH_LOG = Variable("MUSPACE_DISPATCH_LOG", "1 prints one dispatch report pe
 STRICT = Variable("MUSPACE_STRICT_PATCH", "1 turns every fallback to the reference into an error")
 CHECK = Variable("MUSPACE_CHECK", "1 validates the contents of device tensors: one small copy and one sync a call")
 FORCE_BACKEND = Variable("MUSPACE_FORCE_BACKEND", "backend to use wherever a call says backend='auto' (for tests: emu)")
-LIBRARY_PATH = Variable("MUSPACE_LIBRARY_PATH", "folders searched for lib<family>_<backend>.so before the installed ones")
+LIBRARY_PATH = Variable("MUSPACE_LIBRARY_PATH", "folders searched for lib<family>_<backend>.so instead of the installed ones")
 NUM_THREADS = Variable("MUSPACE_NUM_THREADS", "threads of the cpu backend; default torch.get_num_threads()")
 
 VARIABLES: Final = (DISPATCH_LOG, STRICT, CHECK, FORCE_BACKEND, LIBRARY_PATH, NUM_THREADS)

@@ -49,4 +49,4 @@ multi_scale_deformable_attn = register(
     tensor_count=5,
     differentiable=(0, 3, 4),
 )
-dispatcher = Dispatcher(MULTI_SCALE_DEFORMABLE_ATTN, _native.LIBRARY)
+dispatcher = Dispatcher(MULTI_SCALE_DEFORMABLE_ATTN, _native.LIBRARY, _native.route)

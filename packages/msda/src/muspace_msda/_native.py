@@ -12,26 +12,26 @@ from muspace_msda import _levels
 
 LIBRARY = NativeLibrary("muspace_msda", "msda")
 
-FORWARD_ROUTES = {"native": 0, "general": 0, "fused": 1}
-BACKWARD_ROUTES = {"general": 0, "block_sorted": 1, "ordered": 2}
-#: Widest head of the fused kernels; a wider one would need more registers than the lanes of a group have.
-FUSED_CHANNELS = 128
+#: Route codes of the libraries.  A call asks for the best; the library takes ``general`` where that does not reach.
+FORWARD_ROUTES = ("general", "fused")
+BACKWARD_ROUTES = ("general", "block_sorted", "ordered")
+FUSED, BLOCK_SORTED, ORDERED = 1, 1, 2
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def forward_route(dtype: torch.dtype, channels: int, backend: str) -> str:
-    """Name of the forward kernel that ``backend`` uses for a ``value`` of this dtype and head width."""
-    if backend == "cpu":
-        return "native"
-    return "fused" if dtype is not torch.float64 and channels <= FUSED_CHANNELS else "general"
-
-
-def backward_route(dtype: torch.dtype, channels: int, backend: str, deterministic: bool) -> str:
-    """Name of the backward kernel: ``ordered`` is bit-reproducible, the others end in atomics."""
-    if backend == "cpu" or deterministic:
-        return "ordered"
-    return "block_sorted" if dtype is not torch.float64 and channels <= FUSED_CHANNELS else "general"
+def route(
+    backend: str, value: torch.Size, locations: torch.Size, dtype: torch.dtype, gradient: bool, deterministic: bool
+) -> str:
+    """Name of the route of a call: ``<forward>`` or, if a gradient was recorded, ``<forward>+<backward>``."""
+    if backend == "cpu":  # one path, bit-reproducible both ways
+        return "native+ordered" if gradient else "native"
+    reached = LIBRARY.function(backend, "multi_scale_deformable_attn_route")
+    sizes = (*value, locations[1], locations[3], locations[4], int(dtype is torch.float64))
+    forward = FORWARD_ROUTES[reached(*sizes, 0, FUSED)]
+    if not gradient:
+        return forward
+    return f"{forward}+{BACKWARD_ROUTES[reached(*sizes, 1, ORDERED if deterministic else BLOCK_SORTED)]}"
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ def forward(
         _dense(level_start_index),
         _dense(sampling_locations),
         _dense(attention_weights),
-        FORWARD_ROUTES[forward_route(value.dtype, channels, backend)],
+        FUSED,
         launch_context(backend, value.device),
     )
     return output
@@ -78,7 +78,7 @@ def backward(
     deterministic: bool,
 ) -> Gradients:
     """Native backward: gradients of value, locations and weights in the dtypes of those tensors."""
-    route = BACKWARD_ROUTES[backward_route(value.dtype, value.shape[3], backend, deterministic)]
+    wanted = ORDERED if deterministic else BLOCK_SORTED
     # 16-bit sums would need compare-and-swap loops and lose bits: the sum is fp32 and is narrowed once.
     accumulator = torch.float64 if value.dtype is torch.float64 else torch.float32
     grad_value = torch.empty(value.shape, dtype=accumulator, device=value.device)
@@ -86,8 +86,8 @@ def backward(
     grad_weights = torch.empty(attention_weights.shape, dtype=attention_weights.dtype, device=attention_weights.device)
     queries, levels, points = sampling_locations.shape[1], sampling_locations.shape[3], sampling_locations.shape[4]
     size = 0
-    if route == BACKWARD_ROUTES["ordered"] and backend != "cpu":
-        size = LIBRARY.function(backend, "multi_scale_deformable_attn_workspace")(*value.shape, queries, levels, points, route)
+    if deterministic and backend != "cpu":
+        size = LIBRARY.function(backend, "multi_scale_deformable_attn_workspace")(*value.shape, queries, levels, points, ORDERED)
     LIBRARY.function(backend, "multi_scale_deformable_attn_backward")(
         grad_value,
         grad_locations,
@@ -99,7 +99,7 @@ def backward(
         _dense(sampling_locations),
         _dense(attention_weights),
         torch.empty(size, dtype=torch.uint8, device=value.device),
-        route,
+        wanted,
         launch_context(backend, value.device),
     )
     return grad_value.to(value.dtype), grad_locations, grad_weights

@@ -10,7 +10,7 @@ import torch
 from muspace_core import checks
 from muspace_core.dispatch import choose_while_compiling
 
-from muspace_msda import _autograd, _levels, _native, _reference
+from muspace_msda import _autograd, _levels, _reference
 from muspace_msda._spec import MULTI_SCALE_DEFORMABLE_ATTN
 
 _VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -76,7 +76,9 @@ def multi_scale_deformable_attn(
     """
     if attention_weights is None:  # the four-argument form
         level_start_index, sampling_locations, attention_weights = None, level_start_index, sampling_locations
-    checks.tensors(value=value, sampling_locations=sampling_locations, attention_weights=attention_weights)
+    tensor = torch.Tensor
+    if not (isinstance(value, tensor) and isinstance(sampling_locations, tensor) and isinstance(attention_weights, tensor)):
+        checks.tensors(value=value, sampling_locations=sampling_locations, attention_weights=attention_weights)
     if value.dim() != 4:
         checks.rank("value", value, "B S H D")
     shapes, starts = _levels.as_tensors(value, spatial_shapes, level_start_index)
@@ -84,40 +86,22 @@ def multi_scale_deformable_attn(
         sampling_locations, attention_weights = _alias_levels(shapes.shape[0], sampling_locations, attention_weights)
     _check_arguments(value, shapes.shape[0], sampling_locations, attention_weights)
     arguments = (value, shapes, starts, sampling_locations, attention_weights)
+    deterministic = torch.are_deterministic_algorithms_enabled()
     if torch.compiler.is_compiling():
         name = MULTI_SCALE_DEFORMABLE_ATTN.qualified_name
         selected = choose_while_compiling(name, backend, value.device.type, value.dtype)
-        return _run(selected, arguments)
+        return _run(selected, arguments, deterministic)
     choice = _autograd.dispatcher.choose(backend, value.device, value.dtype)
-    output = _run(choice.backend, arguments)
-    _autograd.dispatcher.record(choice, backend, value, _Route(value, choice.backend, output.requires_grad))
+    output = _run(choice.backend, arguments, deterministic)
+    details = (value.shape, sampling_locations.shape, value.dtype, output.requires_grad, deterministic)
+    _autograd.dispatcher.record(choice, backend, value, details)
     return output
 
 
-def _run(selected: str, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def _run(selected: str, arguments: tuple[torch.Tensor, ...], deterministic: bool) -> torch.Tensor:
     if selected == "reference":
         return _reference.multi_scale_deformable_attn(*arguments)
-    return _autograd.multi_scale_deformable_attn(*arguments, selected, torch.are_deterministic_algorithms_enabled())
-
-
-class _Route:
-    """Route of a call, named only when a report is read; holds sizes, not tensors, so that it keeps no memory alive."""
-
-    __slots__ = ("backend", "channels", "deterministic", "dtype", "gradient")
-
-    def __init__(self, value: torch.Tensor, backend: str, gradient: bool) -> None:
-        self.backend, self.gradient = backend, gradient
-        self.dtype, self.channels = value.dtype, value.shape[3]
-        self.deterministic = torch.are_deterministic_algorithms_enabled()
-
-    def __call__(self) -> str:
-        if self.backend in ("reference", "meta"):
-            return self.backend
-        forward = _native.forward_route(self.dtype, self.channels, self.backend)
-        if not self.gradient:
-            return forward
-        backward = _native.backward_route(self.dtype, self.channels, self.backend, self.deterministic)
-        return f"{forward}+{backward}"
+    return _autograd.multi_scale_deformable_attn(*arguments, selected, deterministic)
 
 
 def _check_arguments(

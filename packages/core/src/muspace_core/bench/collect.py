@@ -25,8 +25,9 @@ from muspace_core.bench.runner import Plan, measure
 from muspace_core.spec import OpSpec
 
 METHOD: Final = (
-    "median over batches of the mean of back-to-back calls (device events on a GPU, performance counter on a cpu), input sets "
-    "rotated beyond the L2 cache; bwd is autograd's backward alone; every row first passed a comparison with fp64"
+    "mean of back-to-back calls, by device events the median of the batches, by a cpu's performance counter the best batch, "
+    "ours and the baseline in turn; input sets rotate beyond a GPU's L2 cache; bwd is autograd's backward alone; every row "
+    "first passed a comparison with fp64"
 )
 
 

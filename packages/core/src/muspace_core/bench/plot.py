@@ -44,8 +44,9 @@ def draw(document: dict[str, Any], path: str | Path) -> None:
         axes.bar_label(bars, [us(value) for _, value in present], fontsize=6, padding=2)
     labels = [f"{row['case']} {SHORT_DTYPES[row['dtype']]} {row['pass'].replace('_', ' ')}" for row in rows]
     axes.set_yticks(range(len(rows)), labels, fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xscale("log")
+    axes.margins(x=0.08)
     axes.set_xlabel("µs per call, logarithmic (shorter is better)")
     axes.set_title(title(document), fontsize=9)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))

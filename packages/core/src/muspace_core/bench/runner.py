@@ -58,7 +58,7 @@ def measure(case: BenchCase, spec: OpSpec, dtype: str, pass_: str, plan: Plan) -
         return row
     report = get_last_dispatch_report()
     row.update(
-        backend=_selected(case, inputs, plan, pass_),
+        backend=report.selected_backend if report else None,
         route=report.route if report else None,
         correct=verdict.passed,
         deviations=dict(verdict.deviations),
@@ -106,14 +106,6 @@ def _blank(case: BenchCase, dtype: str, pass_: str, plan: Plan) -> dict[str, Any
     return row | dict.fromkeys(MEASURED)
 
 
-def _selected(case: BenchCase, inputs: Inputs, plan: Plan, pass_: str) -> str | None:
-    """Backend that the call takes; asks with a fresh call so that the report is that of the timed form."""
-    with gate.determinism(pass_ == "bwd_ordered"):
-        case.call(inputs if pass_ == "fwd" else gate.with_gradients(case, inputs), plan.backend)
-    report = get_last_dispatch_report()
-    return report.selected_backend if report else None
-
-
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -151,28 +143,32 @@ def _time(row: dict[str, Any], case: BenchCase, inputs: Inputs, pass_: str, plan
         return _calls(case, sets, lambda x: case.call(x, plan.backend), pass_)
 
     with gate.determinism(pass_ == "bwd_ordered"):
-        calls = ours()
-        row["peak_bytes"] = timer.peak_memory(calls[0], plan.device)
-        wall = timer.time_calls(calls, plan.device, plan.effort)
-        del calls
+        contenders = [ours()]
+        if plan.baseline and case.baseline is not None and pass_ != "bwd_ordered":
+            contenders.append(_calls(case, sets[:2], case.baseline, pass_))
+        row["peak_bytes"] = timer.peak_memory(contenders[0][0], plan.device)
+        wall, *baseline = timer.time_alternately(contenders, plan.device, plan.effort)
+        del contenders
         graph, row["graph_error"] = timer.time_graph(ours, plan.device, plan.effort)
     row.update(
-        wall_us=wall.median_us,
-        graph_us=graph.median_us if graph else None,
+        wall_us=_representative(wall, plan),
+        graph_us=_representative(graph, plan) if graph else None,
         timing={"wall": asdict(wall), "graph": asdict(graph) if graph else None},
         input_sets=len(sets),
         working_set_bytes=sum(_bytes(list(entry.values())) for entry in sets),
     )
-    best = min(wall.median_us, graph.median_us) if graph else wall.median_us
+    best = min(row["wall_us"], row["graph_us"] or row["wall_us"])
     row["over_dram_floor"] = best / row["dram_floor_us"] if row["dram_floor_us"] else None
     row["over_cache_floor"] = best / row["cache_floor_us"] if row["cache_floor_us"] else None
-    if plan.baseline and case.baseline is not None and pass_ != "bwd_ordered":
-        baseline = timer.time_calls(_calls(case, sets[:2], case.baseline, pass_), plan.device, plan.effort)
-        row["baseline_us"] = baseline.median_us
-        # Other processes only ever add time: on a cpu the best batches are the ones to compare.
-        ratio = baseline.best_us / wall.best_us if plan.device.type == "cpu" else baseline.median_us / wall.median_us
-        row["speedup"] = ratio
+    if baseline:
+        row["baseline_us"] = _representative(baseline[0], plan)
+        row["speedup"] = row["baseline_us"] / row["wall_us"]
     row["goal_met"] = _goal_met(row, case.bar(row["dtype"], pass_, plan.device_name))
+
+
+def _representative(timing: timer.Timing, plan: Plan) -> float:
+    """The median of the batches; on a cpu, where other processes only ever add time, the best one."""
+    return timing.best_us if plan.device.type == "cpu" else timing.median_us
 
 
 def _goal_met(row: dict[str, Any], bar: Bar | None) -> bool | None:

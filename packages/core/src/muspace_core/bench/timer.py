@@ -2,7 +2,8 @@
 """Times calls: device events around back-to-back batches on a GPU, the performance counter on a cpu.
 
 A batch is a run of calls with no synchronisation in between, as a training step issues them; its mean is one observation
-and the median over batches is the result.  Calls rotate over several input sets where one set would stay in the L2 cache.
+and the median over batches, on a cpu the best of them, is the result.  Calls rotate over several input sets where one set
+would stay in the L2 cache.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 Call = Callable[[], Any]
 WARM_SECONDS: Final = 0.1
+SETTLE_SECONDS: Final = 0.005
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,10 @@ class Effort:
 
     @staticmethod
     def for_device(device: torch.device, quick: bool = False) -> Effort:
-        """Enough for a 1 % spread on an idle GPU; a cpu is noisier, so it gets more batches."""
+        """Enough for a 1 % spread on an idle GPU; on a cpu many short batches, one of which runs undisturbed."""
         if quick:
             return Effort(batches=3, batch_seconds=0.005)
-        return Effort() if device.type != "cpu" else Effort(batches=15, batch_seconds=0.05)
+        return Effort() if device.type != "cpu" else Effort(batches=21, batch_seconds=0.01)
 
 
 @dataclass(frozen=True)
@@ -72,37 +74,65 @@ def _batch_seconds(run: Callable[[int], None], count: int, device: torch.device)
     return first.elapsed_time(last) * 1e-3
 
 
-def _time(run: Callable[[int], None], device: torch.device, effort: Effort, multiple: int, per_run: int) -> Timing:
-    """Times ``run(count)``, which makes ``count * per_run`` calls; ``count`` is a multiple of ``multiple``."""
-    run(multiple)
-    synchronize(device)
-    begin, rounds = time.perf_counter(), 0
-    while rounds < 1 or time.perf_counter() - begin < min(WARM_SECONDS, effort.batch_seconds * 2):
-        run(multiple)
-        synchronize(device)
-        rounds += 1
-    estimate = _batch_seconds(run, multiple, device) / multiple
-    count = max(1, min(effort.most_calls, round(effort.batch_seconds / max(estimate, 1e-7))))
-    count = -(-count // multiple) * multiple
+class _Series:
+    """Batches of ``run(count)``, which makes ``count * per_run`` calls; ``count`` is a multiple of ``multiple``."""
+
+    def __init__(self, run: Callable[[int], None], device: torch.device, effort: Effort, multiple: int, per_run: int) -> None:
+        self._run, self._device, self._multiple, self._per_run = run, device, multiple, per_run
+        self._means: list[float] = []
+        begin, rounds = time.perf_counter(), 0
+        while rounds < 2 or time.perf_counter() - begin < min(WARM_SECONDS, effort.batch_seconds * 2):
+            run(multiple)
+            synchronize(device)
+            rounds += 1
+        estimate = _batch_seconds(run, multiple, device) / multiple
+        count = max(1, min(effort.most_calls, round(effort.batch_seconds / max(estimate, 1e-7))))
+        self._count = -(-count // multiple) * multiple
+
+    def batch(self) -> None:
+        if self._device.type == "cpu":
+            # OpenMP threads of the contender before spin for milliseconds on the cores that are measured now.
+            time.sleep(SETTLE_SECONDS)
+            self._run(self._multiple)
+        seconds = _batch_seconds(self._run, self._count, self._device)
+        self._means.append(seconds / (self._count * self._per_run) * 1e6)
+
+    def timing(self) -> Timing:
+        means = self._means
+        return Timing(statistics.median(means), min(means), max(means), len(means), self._count * self._per_run)
+
+
+def _measure(series: Sequence[_Series], batches: int) -> list[Timing]:
+    """One batch of each in turn, so that a disturbance of the machine hits all of them."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        means = [_batch_seconds(run, count, device) / (count * per_run) * 1e6 for _ in range(effort.batches)]
+        for _ in range(batches):
+            for entry in series:
+                entry.batch()
     finally:
         if collecting:
             gc.enable()
-    return Timing(statistics.median(means), min(means), max(means), effort.batches, count * per_run)
+    return [entry.timing() for entry in series]
 
 
-def time_calls(calls: Sequence[Call], device: torch.device, effort: Effort) -> Timing:
-    """Eager calls, issued back to back in rotation."""
-
+def _eager(calls: Sequence[Call], device: torch.device, effort: Effort) -> _Series:
     def run(count: int) -> None:
         for _ in range(count // len(calls)):
             for call in calls:
                 call()
 
-    return _time(run, device, effort, multiple=len(calls), per_run=1)
+    return _Series(run, device, effort, multiple=len(calls), per_run=1)
+
+
+def time_calls(calls: Sequence[Call], device: torch.device, effort: Effort) -> Timing:
+    """Eager calls, issued back to back in rotation."""
+    return time_alternately([calls], device, effort)[0]
+
+
+def time_alternately(contenders: Sequence[Sequence[Call]], device: torch.device, effort: Effort) -> list[Timing]:
+    """Several implementations, a batch of each in turn: the fair way to get a ratio on a shared machine."""
+    return _measure([_eager(calls, device, effort) for calls in contenders], effort.batches)
 
 
 def time_graph(build: Callable[[], Sequence[Call]], device: torch.device, effort: Effort) -> tuple[Timing | None, str | None]:
@@ -133,7 +163,8 @@ def time_graph(build: Callable[[], Sequence[Call]], device: torch.device, effort
                 for _ in range(count):
                     graph.replay()
 
-            return _time(run, device, effort, multiple=1, per_run=rounds * len(calls)), None
+            series = _Series(run, device, effort, multiple=1, per_run=rounds * len(calls))
+            return _measure([series], effort.batches)[0], None
     except RuntimeError as error:
         synchronize(device)
         return None, str(error).splitlines()[0]

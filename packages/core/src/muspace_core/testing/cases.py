@@ -30,10 +30,13 @@ class Case:
     slow: bool = False
     #: Backends on which the case would be too long.
     skip_on: tuple[str, ...] = ()
+    #: Emulated thread-points, where the case needs more than the usual budget.
+    emu_budget: int = 0
 
     def parameter(self) -> Any:
         marks = [pytest.mark.warp_sensitive] if self.warp_sensitive else []
         marks += [pytest.mark.slow] if self.slow else []
+        marks += [pytest.mark.emu_budget(self.emu_budget)] if self.emu_budget else []
         return pytest.param(self, id=self.name, marks=marks)
 
 
@@ -41,16 +44,22 @@ class Case:
 class ErrorCase:
     """A call that must be refused before anything is launched.
 
-    ``change`` edits the tensors of the smallest case in place; ``message`` is the exact text.  ``contains`` are the parts any
-    message must have: the argument, what was expected, what came.
+    ``change`` edits the tensors of the smallest case in place; ``message`` is the exact text, in which ``{device}`` stands
+    for the device under test.  It names the argument, what was expected and what came.
     """
 
     name: str
     change: Callable[[Arguments], None]
     exception: type[Exception]
-    contains: tuple[str, ...]
-    message: str | None = None
+    message: str
     keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, call: Callable[[], Any], device: str) -> None:
+        """``call()`` raises exactly this exception."""
+        with pytest.raises((ValueError, TypeError)) as caught:
+            call()
+        assert str(caught.value) == self.message.replace("{device}", device)
+        assert caught.type is self.exception
 
     def parameter(self) -> Any:
         return pytest.param(self, id=self.name)
@@ -139,7 +148,11 @@ class Subject:
         return self.cases[0].build()
 
     def tensors(
-        self, arguments: Arguments, dtypes: str | Sequence[str] = "float32", device: str = "cpu", grad: Sequence[str] | bool = ()
+        self,
+        arguments: Arguments,
+        dtypes: str | Sequence[str] = "float32",
+        device: str = "cpu",
+        grad: Sequence[str] | bool = (),
     ) -> Arguments:
         """Arrays as tensors: storage arguments in the first dtype, each geometry argument in its own."""
         kinds = [dtypes] * (1 + len(self.geometry)) if isinstance(dtypes, str) else list(dtypes)
@@ -162,8 +175,8 @@ class Subject:
         out: Arguments = {}
         for name, value in tensors.items():
             if isinstance(value, torch.Tensor):
-                value = value.detach().cpu()
-                out[name] = value.double().numpy() if value.is_floating_point() else value.numpy()
+                held = value.detach().cpu()
+                out[name] = held.double().numpy() if held.is_floating_point() else held.numpy()
             else:
                 out[name] = value
         return out

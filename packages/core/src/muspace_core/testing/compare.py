@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+#: Largest relative error of one rounding to a 16-bit type, and the smallest step near zero.
+_ROUNDING = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
+
 
 def as_float64(array: Any) -> np.ndarray:
     """A float64 (or complex128) NumPy copy of a tensor or array of any floating dtype, bfloat16 included."""
@@ -44,10 +47,18 @@ def peak_relative_error(actual: Any, reference: Any, mask: np.ndarray | None = N
     return largest / scale if scale > 0 else (0.0 if largest == 0 else float("inf"))
 
 
-def assert_close(actual: Any, reference: Any, tolerance: float, what: str = "result", mask: np.ndarray | None = None) -> None:
+def assert_close(
+    actual: Any,
+    reference: Any,
+    tolerance: float,
+    what: str = "result",
+    mask: np.ndarray | None = None,
+    scale: float | None = None,
+) -> None:
     """Peak-relative equality.  Non-finite places must agree; a reference that is zero everywhere demands exact zeros.
 
-    ``mask`` excuses elements (false = not compared), for results that may legally differ there.
+    ``mask`` excuses elements (false = not compared), for results that may legally differ there.  ``scale`` replaces the peak
+    where it is larger: the magnitude of the summands, for inputs that may cancel to almost nothing.
     """
     found, wanted = as_float64(actual), as_float64(reference)
     if found.shape != wanted.shape:
@@ -64,8 +75,10 @@ def assert_close(actual: Any, reference: Any, tolerance: float, what: str = "res
         return
     finite = chosen & np.isfinite(wanted)
     difference = np.where(finite, np.abs(np.where(finite, found, 0) - np.where(finite, wanted, 0)), 0.0)
-    scale = peak(wanted)
-    if difference.max(initial=0.0) <= tolerance * scale:
+    scale = max(peak(wanted), scale or 0.0) if peak(wanted) > 0 else 0.0
+    # Half of the smallest step of a 16-bit result: below it nothing can be told from zero.
+    floor = _ROUNDING.get(str(getattr(actual, "dtype", "")).removeprefix("torch."), (0.0, 0.0))[1]
+    if difference.max(initial=0.0) <= tolerance * scale + floor:
         return
     where = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
     raise AssertionError(
@@ -73,10 +86,6 @@ def assert_close(actual: Any, reference: Any, tolerance: float, what: str = "res
         f"{scale:.3e}, allowed {tolerance:.1e}; at {where}: expected {wanted[where]!r}, got {found[where]!r}; "
         f"{int((difference > tolerance * scale).sum())} of {difference.size} elements beyond"
     )
-
-
-#: Largest relative error of one rounding to a 16-bit type, and the smallest step near zero.
-_ROUNDING = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
 
 
 def assert_rounded_once(actual: Any, reference: Any, sum_error: float, what: str = "result") -> None:
@@ -135,7 +144,7 @@ def assert_unbiased(actual: Any, reference: Any, limit: float, what: str = "grad
 
 
 def assert_mismatch_ratio(actual: Any, reference: Any, tolerance: float, ratio: float, what: str = "result") -> None:
-    """At most ``ratio`` of the elements differ by more than ``tolerance`` of the peak (for results that may flip at a border)."""
+    """At most ``ratio`` of the elements differ by more than ``tolerance`` of the peak: for results that may flip at borders."""
     found, wanted = as_float64(actual), as_float64(reference)
     if found.shape != wanted.shape:
         raise AssertionError(f"{what}: expected shape {wanted.shape}, got {found.shape}")
@@ -143,7 +152,9 @@ def assert_mismatch_ratio(actual: Any, reference: Any, tolerance: float, ratio: 
         return
     wrong = ~(np.abs(found - wanted) <= tolerance * peak(wanted))
     if wrong.mean() > ratio:
-        raise AssertionError(f"{what}: {wrong.mean():.4%} of the elements beyond {tolerance:.1e} of the peak, allowed {ratio:.4%}")
+        raise AssertionError(
+            f"{what}: {wrong.mean():.4%} of the elements beyond {tolerance:.1e} of the peak, allowed {ratio:.4%}"
+        )
 
 
 def assert_bits_equal(actual: Any, reference: Any, what: str = "result") -> None:

@@ -73,8 +73,7 @@ class GoldenCase:
 
 @functools.lru_cache(maxsize=4)
 def _index(root: Path) -> Mapping[str, Any]:
-    with open(root / "golden" / INDEX_NAME, encoding="utf-8") as handle:
-        return json.load(handle)
+    return json.loads((root / "golden" / INDEX_NAME).read_text(encoding="utf-8"))
 
 
 def golden_cases(operator: str, root: Path | None = None) -> list[GoldenCase]:

@@ -24,6 +24,7 @@ MARKERS = (
     "slow: needs minutes or gigabytes; runs only with --slow",
     "warp_sensitive: depends on the warp size; repeated at MUSPACE_EMU_WARP=64 and 128",
     "golden: compares with arrays computed by the real upstream kernel; counted in the summary",
+    "emu_budget(points): emulated thread-points this test may spend instead of the usual 200 000",
     "backends(*names): runs only where the backend under test is one of these",
 )
 
@@ -114,6 +115,14 @@ def device(backend: str) -> str:
     if module is None or not module.is_available():
         pytest.skip(f"{backend}: torch sees no {kind} device")
     return f"{kind}:0"
+
+
+@pytest.fixture(autouse=True)
+def _emulation_budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger budget where a test says why it needs one (an upstream array has the size it has)."""
+    mark = request.node.get_closest_marker("emu_budget")
+    if mark and request.config.option.muspace_backend == "emu":
+        monkeypatch.setenv("MUSPACE_EMU_BUDGET", str(mark.args[0]))
 
 
 @pytest.fixture(autouse=True)
