@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole vendor difference: runtime prefix, qualifiers, launch, barriers, shuffles, 16-bit conversions, cached loads.
+// Kernels and launchers use the names below only. The build defines exactly one of MSP_BACKEND_CPU, _EMU, _CUDA, _HIP, _MUSA.
+//
+//   MSP_HD, MSP_DEVICE            inline function for host and device / device only
+//   MSP_KERNEL(threads, blocks)   kernel qualifier; `threads` is the largest block, `blocks` the wanted blocks per multiprocessor
+//   MSP_SHARED                    static shared memory (plain data only)
+//   MSP_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)   `kernel` without commas: bind an instance to a variable first
+//   MSP_SYNC_BLOCK(), MSP_SYNC_WARP()
+//   stream_t, stream_at(), DeviceGuard, zero_fill(), launch_error()
+//
+//   MSP_SHUFFLE(value, lane), MSP_SHUFFLE_UP(value, delta), MSP_SHUFFLE_XOR(value, mask): within groups of 32 lanes, 4-byte
+//   values; all threads of the block must reach them. Use warp.h, which adds ballot and reductions.
+//   MSP_LOAD_CACHED(pointer), MSP_STORE_STREAMING(pointer, value)
+//   MSP_UNIFORM(value)            a 4-byte value that is equal in the whole block, kept in a scalar register where there are any
+//   MSP_UNROLL, MSP_NO_UNROLL, MSP_UNROLL_BY(count)   before a loop
+//
+// On MSP_BACKEND_CPU only MSP_HD and MSP_DEVICE exist; MSP_BACKEND_EMU takes everything from emu.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace muspace {
+
+/// 16-bit storage. Arithmetic is always done in fp32; numeric.h converts.
+struct alignas(2) half_t {
+  std::uint16_t bits;
+};
+struct alignas(2) bfloat16_t {
+  std::uint16_t bits;
+};
+
+}  // namespace muspace
+
+#if defined(MSP_BACKEND_CUDA)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#define MSP_RT(name) cuda##name
+#elif defined(MSP_BACKEND_HIP)
+#include <hip/hip_fp16.h>
+#include <hip/hip_runtime.h>
+#define MSP_RT(name) hip##name
+#elif defined(MSP_BACKEND_MUSA)
+#include <musa_fp16.h>
+#include <musa_runtime.h>
+#define MSP_RT(name) musa##name
+#elif !defined(MSP_BACKEND_CPU) && !defined(MSP_BACKEND_EMU)
+#error "define one of MSP_BACKEND_CPU, MSP_BACKEND_EMU, MSP_BACKEND_CUDA, MSP_BACKEND_HIP, MSP_BACKEND_MUSA"
+#endif
+
+#if defined(MSP_RT)
+#define MSP_UNROLL _Pragma("unroll")
+#define MSP_NO_UNROLL _Pragma("unroll 1")
+#define MSP_UNROLL_BY(count) _Pragma(MSP_TEXT(unroll count))
+#define MSP_TEXT(text) #text
+#else
+#define MSP_UNROLL_BY(count)
+#define MSP_UNROLL
+#define MSP_NO_UNROLL
+#endif
+
+#if defined(MSP_RT)
+#define MSP_DEVICE_TARGET 1
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__) || defined(__MUSA_ARCH__)
+#define MSP_DEVICE_CODE 1  // this pass compiles device code (a pass compiles host or device code, never both)
+#endif
+#define MSP_HD __host__ __device__ __forceinline__
+#define MSP_DEVICE __device__ __forceinline__
+#define MSP_SHARED __shared__
+#define MSP_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+  kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
+#define MSP_SYNC_BLOCK() __syncthreads()
+
+namespace muspace {
+
+using stream_t = MSP_RT(Stream_t);
+
+#if defined(MSP_BACKEND_HIP)
+// gfx9 waves run in lock step: only the compiler has to be kept from moving memory accesses over the barrier.
+#define MSP_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads)
+#define MSP_SYNC_WARP()                                     \
+  do {                                                      \
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");  \
+    __builtin_amdgcn_wave_barrier();                        \
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");  \
+  } while (0)
+#define MSP_SHUFFLE_XOR(value, mask) __shfl_xor(value, mask, 32)
+#define MSP_SHUFFLE_UP(value, delta) __shfl_up(value, delta, 32)
+#define MSP_SHUFFLE(value, lane) __shfl(value, lane, 32)
+#else
+#if defined(MSP_BACKEND_CUDA)
+#define MSP_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
+#else
+#define MSP_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads)
+#endif
+#define MSP_SYNC_WARP() __syncwarp()
+#define MSP_SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xffffffffu, value, mask, 32)
+#define MSP_SHUFFLE_UP(value, delta) __shfl_up_sync(0xffffffffu, value, delta, 32)
+#define MSP_SHUFFLE(value, lane) __shfl_sync(0xffffffffu, value, lane, 32)
+#endif
+
+#if defined(MSP_BACKEND_CUDA)
+#define MSP_UNIFORM(value) __shfl_sync(0xffffffffu, value, 0)
+#elif defined(MSP_BACKEND_HIP)
+#define MSP_UNIFORM(value) __builtin_amdgcn_readfirstlane(value)
+#else
+#define MSP_UNIFORM(value) (value)
+#endif
+
+// Read-only loads that may stay in the first cache level, and stores that are not read again soon.
+#if defined(MSP_BACKEND_CUDA)
+#define MSP_LOAD_CACHED(pointer) __ldg(pointer)
+#define MSP_STORE_STREAMING(pointer, value) __stcs(pointer, value)
+#else
+#define MSP_LOAD_CACHED(pointer) (*(pointer))
+#define MSP_STORE_STREAMING(pointer, value) (*(pointer) = (value))
+#endif
+
+// fp32 vector atomics in global memory.
+#if defined(MSP_BACKEND_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(MSP_NO_VECTOR_ATOMICS)
+#define MSP_VECTOR_ATOMICS 1
+#endif
+
+// 16-bit floats by the target's own conversions where they exist. bf16 has portable code in numeric.h; only CUDA overrides it.
+MSP_DEVICE float half_bits_to_float(std::uint16_t bits) {
+  __half value;
+  memcpy(&value, &bits, sizeof(bits));
+  return __half2float(value);
+}
+MSP_DEVICE std::uint16_t float_to_half_bits(float value) {
+  const __half rounded = __float2half(value);
+  std::uint16_t bits;
+  memcpy(&bits, &rounded, sizeof(bits));
+  return bits;
+}
+#if defined(MSP_BACKEND_CUDA)
+#define MSP_NATIVE_BFLOAT16 1
+MSP_DEVICE std::uint16_t float_to_bfloat16_bits(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
+#endif
+
+inline stream_t stream_at(std::int64_t handle) { return reinterpret_cast<stream_t>(static_cast<std::intptr_t>(handle)); }
+
+/// Makes `device` current while it lives.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    if (MSP_RT(GetDevice)(&previous_) == MSP_RT(Success) && previous_ != device) {
+      changed_ = MSP_RT(SetDevice)(device) == MSP_RT(Success);
+    }
+  }
+  ~DeviceGuard() {
+    if (changed_) static_cast<void>(MSP_RT(SetDevice)(previous_));
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+/// nullptr, or what the runtime says about the last launch.
+inline const char* launch_error() {
+  const auto code = MSP_RT(GetLastError)();
+  return code == MSP_RT(Success) ? nullptr : MSP_RT(GetErrorString)(code);
+}
+
+/// Sets `bytes` bytes to zero on the stream; nullptr or the runtime's sentence.
+inline const char* zero_fill(void* pointer, std::size_t bytes, stream_t stream) {
+  if (bytes == 0) return nullptr;
+  const auto code = MSP_RT(MemsetAsync)(pointer, 0, bytes, stream);
+  return code == MSP_RT(Success) ? nullptr : MSP_RT(GetErrorString)(code);
+}
+
+}  // namespace muspace
+
+#elif defined(MSP_BACKEND_EMU)
+#include "muspace/emu.h"
+#define MSP_UNIFORM(value) (value)
+#else
+#define MSP_HD inline __attribute__((always_inline))
+#define MSP_DEVICE inline __attribute__((always_inline))
+#endif

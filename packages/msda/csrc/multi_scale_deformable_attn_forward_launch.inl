@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward launcher: which kernel, which shape of grid.
+#pragma once
+
+#include <type_traits>
+
+#include "multi_scale_deformable_attn_forward.inl"
+#include "multi_scale_deformable_attn_general.inl"
+
+namespace muspace::msda {
+namespace {
+
+bool fused_reaches(const Inputs& inputs) {
+  const Extent& e = inputs.extent;
+  return inputs.value_type != Storage::f64 && e.channels <= 128 && e.levels <= kMaxTableLevels && offsets_fit(e);
+}
+
+struct ForwardLaunch {
+  int threads, batches;
+  bool heads_first;  // the heads of a tile of queries are neighbours in launch order
+  int strip_log2;
+};
+
+template <class Plan, class T, class Access>
+const char* run_fused(const Inputs& inputs, void* output, const ForwardLaunch& launch, stream_t stream) {
+  const Extent32 e = Extent32::of(inputs.extent);
+  const int64_t block_queries = launch.threads / kLanes * Plan::kWarpQueries * launch.batches;
+  const int tiles = static_cast<int>((e.queries + block_queries - 1) / block_queries);
+  const BlockGrid grid{e.heads / Plan::kHeads, tiles, e.batch, launch.heads_first && tiles <= kMaxGridYZ};
+  const ForwardArguments<T, Access> a{static_cast<const T*>(inputs.value), coordinates_of<Access>(inputs),
+                                      static_cast<T*>(output),             levels_of(inputs),
+                                      e,                                   grid,
+                                      launch.batches,                      launch.strip_log2};
+  const auto kernel = forward_fused<Plan, T, Access>;
+  MSP_LAUNCH(kernel, grid.dimensions(), dim3(static_cast<unsigned>(launch.threads)), 0, stream, a);
+  return launch_error();
+}
+
+/// Launch shapes found by measurement on an H200; see the benchmark notes.
+inline ForwardLaunch forward_launch(const Extent& e) {
+  const bool pixels = e.queries == e.rows;
+  if (e.batch * e.queries * e.heads < 16384) return {64, 1, false, -1};
+  if (!pixels) return {128, 1, false, -1};
+  return e.levels == 1 ? ForwardLaunch{256, 4, true, 3} : ForwardLaunch{256, 2, false, 3};
+}
+
+template <class Plan, class T, class Access>
+const char* fused(const Inputs& inputs, void* output, stream_t stream) {
+  return run_fused<Plan, T, Access>(inputs, output, forward_launch(inputs.extent), stream);
+}
+
+template <class T>
+const char* choose_fused(const Inputs& inputs, void* output, stream_t stream) {
+  using Fast = Float32Access;
+  using Any = AnyAccess<false>;
+  constexpr bool kWide = sizeof(T) == 4;
+  // one plan per number of channels: 16 bytes a lane, except that 16 channels of 16-bit values take 8
+  constexpr int kVector32 = kWide ? 4 : 8, kGroup32 = 32 / kVector32, kHeads32 = kWide ? 1 : 2;
+  const Extent& e = inputs.extent;
+  const bool pairs = e.heads % 2 == 0;
+  if (e.channels == 32 && (kWide || pairs)) {
+    if (float32_coordinates(inputs)) {
+      if (e.points == 8) return fused<ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 8, false>, T, Fast>(inputs, output, stream);
+      if constexpr (kWide) {
+        if (e.points == 4 && e.levels == 1) {
+          return fused<ForwardPlan<4, 8, 1, 2, 2, 4, false>, T, Fast>(inputs, output, stream);
+        }
+      }
+      if (e.points == 4) return fused<ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 4, false>, T, Fast>(inputs, output, stream);
+    }
+    return fused<ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 0, false>, T, Any>(inputs, output, stream);
+  }
+  if (e.channels == 16 && pairs) return fused<ForwardPlan<4, 4, 2, 1, 1, 0, false>, T, Any>(inputs, output, stream);
+  if (e.channels == 64) {
+    return fused<ForwardPlan<kVector32, 64 / kVector32, 1, kWide ? 2 : 1, 1, 0, false>, T, Any>(inputs, output, stream);
+  }
+  return fused<ForwardPlan<4, 32, 1, 4, 1, 0, true>, T, Any>(inputs, output, stream);
+}
+
+const char* route_forward(const Inputs& inputs, void* output, bool fused_route, stream_t stream) {
+  switch (inputs.value_type) {
+    case Storage::f32:
+      return fused_route ? choose_fused<float>(inputs, output, stream) : run_forward_general<float>(inputs, output, stream);
+    case Storage::f16:
+      return fused_route ? choose_fused<half_t>(inputs, output, stream) : run_forward_general<half_t>(inputs, output, stream);
+    case Storage::bf16:
+      return fused_route ? choose_fused<bfloat16_t>(inputs, output, stream)
+                         : run_forward_general<bfloat16_t>(inputs, output, stream);
+    default:
+#if defined(MSP_BACKEND_MUSA)
+      return "fp64 is not compiled for musa";
+#else
+      return run_forward_general<double>(inputs, output, stream);
+#endif
+  }
+}
+
+}  // namespace
+
+ForwardRoute reached_route(const Extent& extent, Storage value_type, ForwardRoute wanted) {
+  Inputs inputs{};
+  inputs.extent = extent;
+  inputs.value_type = value_type;
+  return wanted == ForwardRoute::fused && fused_reaches(inputs) ? ForwardRoute::fused : ForwardRoute::general;
+}
+
+Status launch_forward(const Inputs& inputs, void* output, ForwardRoute route, const Place& place) {
+  const bool fused_route = route == ForwardRoute::fused && fused_reaches(inputs);
+  const DeviceGuard guard(place.device);
+  const char* error = route_forward(inputs, output, fused_route, stream_at(place.ctx));
+  return error ? failure(kRuntimeError, "multi_scale_deformable_attn forward: %s", error) : success();
+}
+
+}  // namespace muspace::msda

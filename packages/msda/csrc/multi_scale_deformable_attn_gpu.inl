@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels and launchers of multi_scale_deformable_attn for cuda, hip, musa and emu. The build may compile the parts
+// "forward" and "backward" as separate translation units.
+#if !defined(MSP_PARTS) || defined(MSP_PART_FORWARD)
+#include "multi_scale_deformable_attn_forward_launch.inl"
+
+namespace muspace::msda {
+
+Status launch_fill_zero(void* data, int64_t bytes, const Place& place) {
+  const DeviceGuard guard(place.device);
+  const char* error = zero_fill(data, static_cast<size_t>(bytes), stream_at(place.ctx));
+  return error ? failure(kRuntimeError, "fill with zero: %s", error) : success();
+}
+
+}  // namespace muspace::msda
+#endif
+
+#if !defined(MSP_PARTS) || defined(MSP_PART_BACKWARD)
+#include "multi_scale_deformable_attn_backward_launch.inl"
+#endif

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backward, route "ordered": the gradient of `value` without atomics, bit-reproducible. The samples of each (image, head)
+// are sorted stably by the pixel they hang on; then a group of lanes per pixel sums the samples of the four cells around it
+// in that order. Gradients of locations and weights come from the kernels of the other routes, which sum them in a fixed
+// order already.
+//
+// A sample hangs on its upper left corner, or on the nearest pixel of the level when that corner lies outside. Pixels are
+// rows of `value`, so levels need no space of their own and the host need not know their shapes.
+#pragma once
+
+#include "multi_scale_deformable_attn_tables.inl"
+#include "muspace/sort.h"
+
+namespace muspace::msda {
+
+constexpr int kOrderedThreads = 256;
+#if defined(MSP_BACKEND_EMU)
+constexpr int kLongRun = 64;  // samples of a pixel from which the whole block sums them
+#else
+constexpr int kLongRun = 2048;
+#endif
+
+/// Every level, in global memory: there may be any number of them.
+struct OrderedLevels {
+  const TableLevel* table;
+  const int* overlap;  // not 0: some row of `value` belongs to several levels
+};
+
+template <class T>
+struct OrderedArguments {
+  using A = arithmetic_t<T>;
+  using Access = AnyAccess<std::is_same_v<T, double>>;
+  Coordinates<Access> coordinates;
+  OrderedLevels levels;
+  Extent32 extent;
+  int first_image, images;  // of this chunk
+  const T* grad_output;
+  A* grad_value;
+
+  MSP_HD int samples() const { return extent.levels * extent.points; }  // of a query and head
+  MSP_HD int64_t segment_samples() const { return static_cast<int64_t>(extent.queries) * samples(); }
+  MSP_HD int64_t image_samples() const { return segment_samples() * extent.heads; }
+};
+
+/// One block.
+template <class Unused>
+MSP_KERNEL(kOrderedThreads, 1)
+ordered_levels(const LevelSource source, TableLevel* table, int* overlap, int levels) {
+  MSP_SHARED int found;
+  const int t = static_cast<int>(threadIdx.x);
+  if (t == 0) found = 0;
+  for (int l = t; l < levels; l += kOrderedThreads) table[l] = table_level(source, l);
+  MSP_SYNC_BLOCK();
+  for (int l = t; l < levels; l += kOrderedThreads) {
+    const TableLevel level = table[l];
+    const int end = level.start + level.width * level.height;
+    for (int other = 0; other < l; ++other) {
+      const TableLevel against = table[other];
+      if (level.start < against.start + against.width * against.height && against.start < end) atomic_max(&found, 1);
+    }
+  }
+  MSP_SYNC_BLOCK();
+  if (t == 0) *overlap = found;
+}
+
+/// What a sample gives to the pixel it hangs on, to the one right of it, and to those below both.
+template <class A>
+struct alignas(16) SampleWeights {
+  A corner[4];
+};
+
+/// False if the sample lies outside its level.
+template <class T, class A>
+MSP_DEVICE bool locate_ordered(const OrderedArguments<T>& a, int64_t number, int level_index, SampleWeights<A>& weights,
+                               uint32_t& pixel) {
+  const TableLevel level = a.levels.table[level_index];
+  A xy[2], attention;
+  a.coordinates.load(number, xy, attention);
+  const Sample<A> sample = locate(xy[0], xy[1], level.height, level.width);
+  if (!sample.inside) return false;
+  const bool left = sample.x0 >= 0, upper = sample.y0 >= 0;
+  const A at_left = left ? A(1) - sample.fx : sample.fx, at_right = left ? sample.fx : A(0);
+  const A at_upper = attention * (upper ? A(1) - sample.fy : sample.fy), at_lower = upper ? attention * sample.fy : A(0);
+  weights.corner[0] = at_upper * at_left, weights.corner[1] = at_upper * at_right;
+  weights.corner[2] = at_lower * at_left, weights.corner[3] = at_lower * at_right;
+  pixel = static_cast<uint32_t>(level.start + (upper ? sample.y0 : 0) * level.width + (left ? sample.x0 : 0));
+  return true;
+}
+
+/// keys[segment, query * L * P + l * P + p] = pixel, or S if the sample lies outside. One thread per sample.
+template <class T>
+MSP_KERNEL(kOrderedThreads, 1)
+ordered_keys(const OrderedArguments<T> a, uint32_t* keys) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kOrderedThreads, image_samples = a.image_samples();
+  const int64_t total = image_samples * a.images;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kOrderedThreads + threadIdx.x; i < total; i += step) {
+    const int image = static_cast<int>(i / image_samples);
+    const unsigned within = static_cast<unsigned>(i - image * image_samples), samples = static_cast<unsigned>(a.samples());
+    const unsigned query_head = within / samples, sample = within - query_head * samples;
+    const unsigned heads = static_cast<unsigned>(a.extent.heads), query = query_head / heads, head = query_head - query * heads;
+    SampleWeights<arithmetic_t<T>> weights;
+    uint32_t pixel = static_cast<uint32_t>(a.extent.rows);
+    locate_ordered(a, a.first_image * image_samples + i, static_cast<int>(sample) / a.extent.points, weights, pixel);
+    const int64_t segment = static_cast<int64_t>(image) * a.extent.heads + head;
+    keys[segment * a.segment_samples() + query * samples + sample] = pixel;
+  }
+}
+
+/// The weights of sample `id` of a segment; returns its row of the output gradient, see SortedSamples.
+template <class T>
+MSP_DEVICE uint32_t sample_weights(const OrderedArguments<T>& a, int segment, uint32_t id, SampleWeights<arithmetic_t<T>>& weights) {
+  const unsigned samples = static_cast<unsigned>(a.samples()), query = id / samples, sample = id - query * samples;
+  const int image = segment / a.extent.heads, head = segment - image * a.extent.heads;
+  const int64_t query_head = (static_cast<int64_t>(a.first_image + image) * a.extent.queries + query) * a.extent.heads + head;
+  uint32_t pixel;
+  locate_ordered(a, query_head * samples + sample, static_cast<int>(sample) / a.extent.points, weights, pixel);
+  return 4 * query * static_cast<uint32_t>(a.extent.heads * a.extent.channels);
+}
+
+/// The sorted samples as the last kernel reads them.
+struct SortedSamples {
+  uint32_t* rows;                 // 4 * element offset of the output gradient's row within the image and head
+  SampleWeights<float>* weights;
+};
+
+/// Grid: places of a segment, segments.
+template <class T>
+MSP_KERNEL(kOrderedThreads, 1)
+ordered_samples(const OrderedArguments<T> a, const uint32_t* keys, const uint32_t* ids, const SortedSamples sorted) {
+  const int64_t count = a.segment_samples(), within = static_cast<int64_t>(blockIdx.x) * kOrderedThreads + threadIdx.x;
+  const int64_t i = static_cast<int64_t>(blockIdx.y) * count + within;
+  if (within >= count || keys[i] >= static_cast<uint32_t>(a.extent.rows)) return;
+  SampleWeights<float> weights{};
+  sorted.rows[i] = sample_weights(a, static_cast<int>(blockIdx.y), ids[i], weights);
+  sorted.weights[i] = weights;
+}
+
+/// starts[segment, pixel] = place, within the segment, of the first sample that hangs on it or on a later pixel.
+/// Grid: pixels 0 .. S, segments.
+template <class Unused>
+MSP_KERNEL(kOrderedThreads, 1)
+ordered_starts(const uint32_t* keys, uint32_t* starts, int64_t count, int rows) {
+  const int pixel = static_cast<int>(blockIdx.x) * kOrderedThreads + static_cast<int>(threadIdx.x);
+  if (pixel > rows) return;
+  const uint32_t* sorted = keys + static_cast<int64_t>(blockIdx.y) * count;
+  int64_t low = 0, high = count;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (sorted[middle] < static_cast<uint32_t>(pixel)) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  starts[static_cast<int64_t>(blockIdx.y) * (rows + 1) + pixel] = static_cast<uint32_t>(low);
+}
+
+/// What the last kernel reads of one segment.
+template <class T>
+struct SortedSegment {
+  const OrderedArguments<T>& a;
+  const uint32_t* rows;  // not for fp64, which computes rows and weights anew from the ids
+  const float* weights;
+  const uint32_t* ids;
+  const uint32_t* starts;
+  const T* grad_output;  // of the image, head and lane
+  int segment;
+  bool overlap;
+};
+
+/// kVector neighbouring channels a lane, or with kStrided channels lane, lane + kGroup, ...; kFlight samples at a time.
+template <int kVector_, int kGroup_, bool kStrided_, int kFlight_>
+struct OrderedPlan {
+  static constexpr int kVector = kVector_, kGroup = kGroup_, kGroups = kOrderedThreads / kGroup;
+  static constexpr bool kStrided = kStrided_;
+  static constexpr int kFlight = kFlight_;
+};
+
+template <class Plan, class T>
+MSP_DEVICE void load_gradient(const T* row, int channels_left, arithmetic_t<T> (&values)[Plan::kVector]) {
+  if constexpr (Plan::kStrided) {
+    MSP_UNROLL
+    for (int c = 0; c < Plan::kVector; ++c) {
+      values[c] = c * Plan::kGroup < channels_left ? to_float(row[c * Plan::kGroup]) : arithmetic_t<T>(0);
+    }
+  } else {
+    load_vector(row, values);
+  }
+}
+
+/// The samples around one pixel of one level: those hanging on the pixel to the left, on the pixel itself, and likewise on
+/// the row above. They are numbered through all four; each of the two rows is one run of the sorted samples.
+struct PixelRuns {
+  uint32_t first_begin, second_begin;  // where the runs begin; the second less the first one's length
+  uint32_t end[4];                     // number at which each of the four ends
+  MSP_DEVICE PixelRuns(const uint32_t* starts, const TableLevel& level, int pixel) {
+    const int within = pixel - level.start, y = within / level.width, x = within - y * level.width;
+    const int left = x > 0 ? 1 : 0, above = y > 0 ? pixel - level.width : pixel;
+    const uint32_t a0 = starts[pixel - left], a1 = starts[pixel], a2 = starts[pixel + 1];
+    const uint32_t b0 = starts[above - left], b1 = starts[above], b2 = starts[above + 1];
+    first_begin = a0;
+    end[0] = a1 - a0;
+    end[1] = a2 - a0;
+    end[2] = end[1] + (y > 0 ? b1 - b0 : 0);
+    end[3] = end[1] + (y > 0 ? b2 - b0 : 0);
+    second_begin = b0 - end[1];
+  }
+  MSP_DEVICE uint32_t count() const { return end[3]; }
+  MSP_DEVICE uint32_t place(uint32_t number) const { return number + (number < end[1] ? first_begin : second_begin); }
+  /// Which of its corners a sample gives to this pixel.
+  MSP_DEVICE uint32_t corner(uint32_t number) const {
+    return number < end[1] ? (number < end[0] ? 1u : 0u) : (number < end[2] ? 3u : 2u);
+  }
+};
+
+/// Weight and gradient row of sample `number` of the runs.
+template <class T>
+MSP_DEVICE uint32_t load_sample(const SortedSegment<T>& s, const PixelRuns& runs, uint32_t number, arithmetic_t<T>& weight) {
+  const uint32_t place = runs.place(number), corner = runs.corner(number);
+  if constexpr (std::is_same_v<T, double>) {
+    SampleWeights<double> weights{};
+    const uint32_t row = sample_weights(s.a, s.segment, s.ids[place], weights);
+    weight = corner == 0 ? weights.corner[0] : corner == 1 ? weights.corner[1] : corner == 2 ? weights.corner[2] : weights.corner[3];
+    return row;
+  } else {
+    weight = *at_offset(s.weights, 16 * place + 4 * corner);
+    return *at_offset(s.rows, 4 * place);
+  }
+}
+
+template <class T>
+MSP_DEVICE bool belongs_to(const SortedSegment<T>& s, const PixelRuns& runs, uint32_t number, int level) {
+  const uint32_t sample = s.ids[runs.place(number)] % static_cast<uint32_t>(s.a.samples());
+  return static_cast<int>(sample) / s.a.extent.points == level;
+}
+
+/// Adds samples `first` .. `last` of the runs, several at a time: without branches around their loads, so that these overlap.
+template <class Plan, bool kOverlap, class T>
+MSP_DEVICE void add_samples(const SortedSegment<T>& s, const PixelRuns& runs, uint32_t first, uint32_t last, int level,
+                            int channels_left, arithmetic_t<T> (&sum)[Plan::kVector]) {
+  using A = arithmetic_t<T>;
+  constexpr int kFlight = std::is_same_v<T, double> ? 1 : Plan::kFlight;
+  MSP_NO_UNROLL
+  for (uint32_t i = first; i < last; i += kFlight) {
+    A weight[kFlight], gradient[kFlight][Plan::kVector];
+    uint32_t row[kFlight];
+    MSP_UNROLL
+    for (int u = 0; u < kFlight; ++u) row[u] = load_sample(s, runs, i + u < last ? i + u : last - 1, weight[u]);
+    MSP_UNROLL
+    for (int u = 0; u < kFlight; ++u) {
+      MSP_UNROLL
+      for (int c = 0; c < Plan::kVector; ++c) gradient[u][c] = A(0);
+      bool adds = i + u < last;
+      if constexpr (kOverlap) adds = adds && belongs_to(s, runs, i + u, level);
+      if (adds) load_gradient<Plan>(at_offset(s.grad_output, row[u]), channels_left, gradient[u]);
+      if (!adds) weight[u] = A(0);
+    }
+    MSP_UNROLL
+    for (int u = 0; u < kFlight; ++u) {
+      MSP_UNROLL
+      for (int c = 0; c < Plan::kVector; ++c) sum[c] = muspace::fma(weight[u], gradient[u][c], sum[c]);
+    }
+  }
+}
+
+template <class Plan, class T>
+MSP_DEVICE void add_share(const SortedSegment<T>& s, const PixelRuns& runs, uint32_t first, uint32_t last, int level,
+                          int channels_left, arithmetic_t<T> (&sum)[Plan::kVector]) {
+  if (s.overlap) {
+    add_samples<Plan, true>(s, runs, first, last, level, channels_left, sum);
+  } else {
+    add_samples<Plan, false>(s, runs, first, last, level, channels_left, sum);
+  }
+}
+
+MSP_DEVICE bool level_covers(const TableLevel& level, int pixel) {
+  return pixel >= level.start && pixel - level.start < level.width * level.height;
+}
+
+/// Adds the samples around the pixel; true if some level has too many for one group, which are then left out.
+template <class Plan, class T>
+MSP_DEVICE bool add_pixel(const SortedSegment<T>& s, int pixel, int channels_left, arithmetic_t<T> (&sum)[Plan::kVector]) {
+  bool left_out = false;
+  MSP_NO_UNROLL
+  for (int l = 0; l < s.a.extent.levels; ++l) {
+    const TableLevel level = s.a.levels.table[l];
+    if (!level_covers(level, pixel)) continue;
+    const PixelRuns runs(s.starts, level, pixel);
+    if (runs.count() > static_cast<uint32_t>(kLongRun)) {
+      left_out = true;
+    } else {
+      add_share<Plan>(s, runs, 0, runs.count(), l, channels_left, sum);
+    }
+  }
+  return left_out;
+}
+
+template <class Plan, class A>
+MSP_DEVICE void store_gradient(A* row, int channels_left, const A (&values)[Plan::kVector]) {
+  if constexpr (Plan::kStrided) {
+    MSP_UNROLL
+    for (int c = 0; c < Plan::kVector; ++c) {
+      if (c * Plan::kGroup < channels_left) row[c * Plan::kGroup] = values[c];
+    }
+  } else {
+    store_vector(row, values);
+  }
+}
+
+/// The levels that add_pixel left out, by the whole block: every group sums an equal share, the shares are added in order.
+template <class Plan, class T>
+MSP_DEVICE void add_long_runs(const SortedSegment<T>& s, int pixel, int channels_left, arithmetic_t<T>* grad_row,
+                              arithmetic_t<T> (*partial)[Plan::kGroup][Plan::kVector]) {
+  using A = arithmetic_t<T>;
+  const int group = static_cast<int>(threadIdx.x) / Plan::kGroup, group_lane = static_cast<int>(threadIdx.x) % Plan::kGroup;
+  A sum[Plan::kVector] = {};
+  for (int l = 0; l < s.a.extent.levels; ++l) {
+    const TableLevel level = s.a.levels.table[l];
+    if (!level_covers(level, pixel)) continue;
+    const PixelRuns runs(s.starts, level, pixel);
+    if (runs.count() <= static_cast<uint32_t>(kLongRun)) continue;
+    const uint32_t share = (runs.count() + Plan::kGroups - 1) / Plan::kGroups, first = share * static_cast<uint32_t>(group);
+    const uint32_t last = first + share < runs.count() ? first + share : runs.count();
+    add_share<Plan>(s, runs, first, last, l, channels_left, sum);
+  }
+  for (int c = 0; c < Plan::kVector; ++c) partial[group][group_lane][c] = sum[c];
+  MSP_SYNC_BLOCK();
+  if (group == 0) {
+    for (int c = 0; c < Plan::kVector; ++c) {
+      const int channel = Plan::kStrided ? c * Plan::kGroup : c;
+      sum[c] = channel < channels_left ? grad_row[channel] : A(0);  // what add_pixel stored
+      for (int other = 0; other < Plan::kGroups; ++other) sum[c] += partial[other][group_lane][c];
+    }
+    store_gradient<Plan>(grad_row, channels_left, sum);
+  }
+  MSP_SYNC_BLOCK();
+}
+
+/// Grid: blocks of pixels, segments, blocks of channels. Later rows first: small levels have long runs.
+template <class Plan, class T>
+MSP_KERNEL(kOrderedThreads, 4)
+ordered_value(const OrderedArguments<T> a, const SortedSamples sorted, const uint32_t* ids, const uint32_t* starts) {
+  using A = arithmetic_t<T>;
+  MSP_SHARED A partial[Plan::kGroups][Plan::kGroup][Plan::kVector];
+  MSP_SHARED int long_pixels[Plan::kGroups];
+  const int group = static_cast<int>(threadIdx.x) / Plan::kGroup, group_lane = static_cast<int>(threadIdx.x) % Plan::kGroup;
+  const int segment = static_cast<int>(blockIdx.y), image = segment / a.extent.heads, head = segment - image * a.extent.heads;
+  const int first_channel = static_cast<int>(blockIdx.z) * Plan::kGroup * Plan::kVector +
+                            (Plan::kStrided ? group_lane : group_lane * Plan::kVector);
+  const int channels_left = a.extent.channels - first_channel;
+  const int64_t row_size = static_cast<int64_t>(a.extent.heads) * a.extent.channels;
+  const int64_t head_channel = static_cast<int64_t>(head) * a.extent.channels + first_channel;
+  const int64_t image_rows = static_cast<int64_t>(a.first_image + image);
+  const int64_t first_sample = segment * a.segment_samples();
+  const SortedSegment<T> s{a,
+                           sorted.rows + first_sample,
+                           reinterpret_cast<const float*>(sorted.weights + first_sample),
+                           ids + first_sample,
+                           starts + static_cast<int64_t>(segment) * (a.extent.rows + 1),
+                           a.grad_output + image_rows * a.extent.queries * row_size + head_channel,
+                           segment,
+                           *a.levels.overlap != 0};
+  A* grad_value = a.grad_value + image_rows * a.extent.rows * row_size + head_channel;
+
+  const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x), pixel = block * Plan::kGroups + group;
+  bool long_run = false;
+  if (pixel < a.extent.rows) {
+    A sum[Plan::kVector] = {};
+    long_run = add_pixel<Plan>(s, pixel, channels_left, sum);
+    store_gradient<Plan>(grad_value + pixel * row_size, channels_left, sum);
+  }
+  if (group_lane == 0) long_pixels[group] = long_run;
+  MSP_SYNC_BLOCK();
+  for (int i = 0; i < Plan::kGroups; ++i) {
+    if (!long_pixels[i]) continue;
+    const int other = block * Plan::kGroups + i;
+    add_long_runs<Plan>(s, other, channels_left, grad_value + other * row_size, partial);
+  }
+}
+
+}  // namespace muspace::msda

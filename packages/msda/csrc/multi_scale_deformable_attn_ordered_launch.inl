@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workspace and launches of the ordered gradient of `value`.
+#pragma once
+
+#include "multi_scale_deformable_attn_ordered.inl"
+
+namespace muspace::msda {
+namespace {
+
+#if defined(MSP_BACKEND_EMU)
+constexpr int64_t kOrderedChunk = 256;
+#else
+constexpr int64_t kOrderedChunk = int64_t{1} << 23;  // samples sorted at a time, rounded to whole images
+#endif
+
+#ifndef ORDFLIGHT
+#define ORDFLIGHT 4
+#endif
+constexpr int kOrderedFlight = ORDFLIGHT;
+
+/// 32-bit ids and keys reach everything within an image.
+bool ordered_reaches(const Extent& e) {
+  const int64_t samples = e.levels * e.points;
+  return samples <= kInt32Max && e.heads <= kMaxGridYZ && e.rows < kInt32Max && e.queries <= kInt32Max / samples &&
+         e.queries * samples <= kInt32Max / 8 / e.heads && e.channels <= kInt32Max / 2 / e.heads &&
+         e.queries <= kInt32Max / 2 / (e.heads * e.channels);
+}
+
+int64_t chunk_images(const Extent& e) {
+  const int64_t wanted = kOrderedChunk / (e.queries * e.heads * e.levels * e.points), most = kMaxGridYZ / e.heads;
+  const int64_t images = wanted < 1 ? 1 : wanted > most ? most : wanted;
+  return images < e.batch ? images : e.batch;
+}
+
+/// The parts of the workspace, from `base`; `bytes` is what all of them take.
+struct OrderedWorkspace {
+  TableLevel* levels;
+  int* overlap;
+  SortBuffers sort;
+  uint32_t* starts;
+  SortedSamples sorted;
+  int64_t bytes = 0;
+
+  OrderedWorkspace(const Extent& e, void* base) : base_(static_cast<char*>(base)) {
+    const int64_t segments = chunk_images(e) * e.heads, count = e.queries * e.levels * e.points;
+    levels = take<TableLevel>(e.levels);
+    overlap = take<int>(1);
+    for (int i = 0; i < 2; ++i) {
+      sort.keys[i] = take<uint32_t>(segments * count);
+      sort.ids[i] = take<uint32_t>(segments * count);
+    }
+    sort.counts = take<uint32_t>(radix_count_words<DefaultSortTiles>(segments, count));
+    starts = take<uint32_t>(segments * (e.rows + 1));
+    sorted.rows = take<uint32_t>(segments * count);
+    sorted.weights = take<SampleWeights<float>>(segments * count);
+  }
+
+ private:
+  template <class Item>
+  Item* take(int64_t count) {
+    char* begin = base_ ? base_ + bytes : nullptr;
+    bytes += (count * static_cast<int64_t>(sizeof(Item)) + 255) / 256 * 256;
+    return reinterpret_cast<Item*>(begin);
+  }
+  char* base_;
+};
+
+template <class Plan, class T>
+const char* run_ordered_plan(const OrderedArguments<T>& a, const OrderedWorkspace& w, const uint32_t* ids, stream_t stream) {
+  const dim3 grid(static_cast<unsigned>((a.extent.rows + Plan::kGroups - 1) / Plan::kGroups),
+                  static_cast<unsigned>(a.images * a.extent.heads),
+                  static_cast<unsigned>((a.extent.channels + Plan::kGroup * Plan::kVector - 1) / (Plan::kGroup * Plan::kVector)));
+  const auto kernel = ordered_value<Plan, T>;
+  MSP_LAUNCH(kernel, grid, dim3(kOrderedThreads), 0, stream, a, w.sorted, ids, w.starts);
+  return launch_error();
+}
+
+template <class T>
+const char* run_ordered_chunk(const OrderedArguments<T>& a, const OrderedWorkspace& w, stream_t stream) {
+  const int64_t segments = static_cast<int64_t>(a.images) * a.extent.heads, count = a.segment_samples();
+  const int64_t key_blocks = (segments * count + kOrderedThreads - 1) / kOrderedThreads;
+  const unsigned segment_rows = static_cast<unsigned>(segments);
+  const dim3 block(kOrderedThreads);
+  int bits = 1, sorted = 0;
+  while (static_cast<int64_t>(a.extent.rows) >> bits) ++bits;
+
+  const auto make_keys = ordered_keys<T>;
+  MSP_LAUNCH(make_keys, dim3(static_cast<unsigned>(key_blocks < (1 << 20) ? key_blocks : 1 << 20)), block, 0, stream, a,
+             w.sort.keys[0]);
+  const char* error = radix_sort<DefaultSortTiles>(w.sort, segments, count, bits, sorted, stream);
+  if (error) return error;
+  const uint32_t *keys = w.sort.keys[sorted], *ids = w.sort.ids[sorted];
+  if constexpr (!std::is_same_v<T, double>) {
+    const auto prepare = ordered_samples<T>;
+    MSP_LAUNCH(prepare, dim3(static_cast<unsigned>((count + kOrderedThreads - 1) / kOrderedThreads), segment_rows), block, 0,
+               stream, a, keys, ids, w.sorted);
+  }
+  const auto find_starts = ordered_starts<T>;
+  MSP_LAUNCH(find_starts, dim3(static_cast<unsigned>(a.extent.rows / kOrderedThreads + 1), segment_rows), block, 0, stream, keys,
+             w.starts, count, a.extent.rows);
+  if constexpr (!std::is_same_v<T, double>) {
+    if (a.extent.channels % 32 == 0) return run_ordered_plan<OrderedPlan<4, 8, false, kOrderedFlight>>(a, w, ids, stream);
+  }
+  return run_ordered_plan<OrderedPlan<4, 32, true, 2>>(a, w, ids, stream);
+}
+
+/// Writes the gradient of `value` completely.
+template <class T>
+const char* run_ordered_value(const Inputs& inputs, const Gradients& gradients, void* workspace, stream_t stream) {
+  const Extent& e = inputs.extent;
+  const OrderedWorkspace w(e, workspace);
+  OrderedArguments<T> a{};
+  a.coordinates = coordinates_of<typename OrderedArguments<T>::Access>(inputs);
+  a.levels = {w.levels, w.overlap};
+  a.extent = Extent32::of(e);
+  a.grad_output = static_cast<const T*>(gradients.output);
+  a.grad_value = static_cast<arithmetic_t<T>*>(gradients.value);
+  const auto read_levels = ordered_levels<T>;
+  MSP_LAUNCH(read_levels, dim3(1), dim3(kOrderedThreads), 0, stream, levels_of(inputs), w.levels, w.overlap, a.extent.levels);
+  const int images = static_cast<int>(chunk_images(e));
+  for (a.first_image = 0; a.first_image < e.batch; a.first_image += images) {
+    a.images = a.first_image + images < e.batch ? images : static_cast<int>(e.batch) - a.first_image;
+    const char* error = run_ordered_chunk<T>(a, w, stream);
+    if (error) return error;
+  }
+  return launch_error();
+}
+
+}  // namespace
+}  // namespace muspace::msda
