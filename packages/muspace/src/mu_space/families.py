@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which operator wheels exist, which are installed, and which of them owns a public name.
+
+A wheel announces itself through the entry-point group ``muspace.families`` (``msda = "muspace_msda"``).  In a source tree
+that is merely on ``PYTHONPATH`` there are no entry points; the known packages are then looked up by import name.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+from types import ModuleType
+from typing import Any, Final
+
+ENTRY_POINT_GROUP: Final = "muspace.families"
+
+#: Public names of the wheels of this release, so that a missing wheel can be named without importing anything.
+KNOWN: Final[dict[str, tuple[str, ...]]] = {
+    "msda": ("multi_scale_deformable_attn", "MultiScaleDeformableAttention"),
+}
+#: Names that every wheel has of its own and that therefore mean nothing without it.
+PER_WHEEL: Final = ("SPECS", "why_not")
+
+
+@functools.cache
+def installed() -> dict[str, str]:
+    """Family → import name of every operator package that can be found; nothing is imported."""
+    found = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    for family in KNOWN:
+        found.setdefault(family, f"muspace_{family}")
+    return {family: package for family, package in sorted(found.items()) if _exists(package)}
+
+
+def _exists(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def install_hint() -> str:
+    """One sentence for a machine without any operator wheel."""
+    return f"no operator wheel is installed; run: pip install {' '.join(f'muspace-{family}' for family in KNOWN)}"
+
+
+def package(family: str) -> ModuleType:
+    """The imported package of a family; a missing wheel is an ``ImportError`` that names it."""
+    name = installed().get(family)
+    if name is None:
+        raise ImportError(f"the wheel muspace-{family} is not installed; run: pip install muspace-{family}")
+    return importlib.import_module(name)
+
+
+def specs(family: str) -> tuple[Any, ...]:
+    """``OpSpec`` of every operator of an installed family."""
+    package(family)
+    return tuple(importlib.import_module(f"{installed()[family]}._spec").SPECS)
+
+
+def owner(name: str) -> str | None:
+    """Family that exports ``name``: from the table of known names, else by asking the installed packages."""
+    for family, names in KNOWN.items():
+        if name in names:
+            return family
+    for family in installed():
+        if name in exports(family):
+            return family
+    return None
+
+
+def exports(family: str) -> tuple[str, ...]:
+    """Operators, modules and references of an installed family: what ``mu_space.ops`` offers of it."""
+    operators = [spec.name for spec in specs(family)]
+    names = dict.fromkeys([*operators, *getattr(package(family), "__all__", ())])
+    return tuple(name for name in names if name not in PER_WHEEL)
+
+
+def public_names() -> list[str]:
+    """Names that ``mu_space.ops`` answers to: the known ones and, without importing them, no others."""
+    return sorted(name for names in KNOWN.values() for name in names)
+
+
+def resolve(name: str, module: str) -> Any:
+    """The object behind ``<module>.<name>``; ``AttributeError`` for a name that no muSPACE wheel has."""
+    family = owner(name)
+    if family is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}; `mu-space ops` lists the operators")
+    return getattr(package(family), name)
