@@ -7,8 +7,8 @@
 #     GPU  csrc/<stem>_gpu.inl ...      # kernels, one text for cuda, hip, musa and emu
 #     DESTINATION <import name>/_lib)
 #
-# Every GPU entry gets a one-line translation unit in the build tree. An entry may be cut into several units that compile
-# in parallel: `csrc/x_gpu.inl:forward:backward` makes two, which define MSP_PARTS=1 and MSP_PART_FORWARD=1 or
+# Every GPU entry gets a one-line translation unit in the build tree. An entry may be cut into units that compile in
+# parallel: `csrc/x_gpu.inl:forward:backward` makes two, which define MSP_PARTS=1 and MSP_PART_FORWARD=1 or
 # MSP_PART_BACKWARD=1 before they include the text.
 #
 # Options

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the CPU loops of every family share: instruction-set clones and 16-bit loads that vectorise.
 //
-// MSP_CPU_CLONES before a static, non-template function compiles it for the baseline and for x86-64-v3 and picks one when
-// the library is loaded. Everything it calls must be MSP_CPU_INLINE or MSP_HD, or it keeps the baseline's instructions.
+// MSP_CPU_CLONES before a static, non-template function compiles it for the baseline and for x86-64-v3 and picks one
+// when the library is loaded. Everything it calls must be MSP_CPU_INLINE or MSP_HD, or it keeps the baseline's
+// instructions.
 #pragma once
 #include <cstdint>
 
@@ -11,10 +12,16 @@
 
 #define MSP_CPU_INLINE inline __attribute__((always_inline))
 
-// Resolvers run before a sanitizer is initialised, and other architectures and compilers lack the attribute or need none.
+// Resolvers run before a sanitizer is initialised, and other architectures and compilers lack the attribute or need
+// none.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(MSP_SANITIZE)
+#if __GNUC__ >= 12
 #define MSP_CPU_CLONES __attribute__((target_clones("default", "arch=x86-64-v3")))
 #define MSP_CPU_ARCHITECTURES "x86-64,x86-64-v3"
+#else  // older compilers cannot ask a processor for the level
+#define MSP_CPU_CLONES __attribute__((target_clones("default", "avx2")))
+#define MSP_CPU_ARCHITECTURES "x86-64,avx2"
+#endif
 #else
 #define MSP_CPU_CLONES
 #if defined(__x86_64__)
@@ -34,8 +41,8 @@ MSP_CPU_INLINE float load(const bfloat16_t* pointer) {
   return bit_cast<float>(static_cast<std::uint32_t>(pointer->bits) << 16);
 }
 
-// The 16-bit conversions below give the bits of numeric.h, selecting by masks because a branch would keep the loops around
-// them from vectorising; they do not depend on the denormal mode of the thread.
+// The 16-bit conversions below give the bits of numeric.h, selecting by masks because a branch would keep the loops
+// around them from vectorising.
 MSP_CPU_INLINE std::uint32_t select(bool condition, std::uint32_t yes, std::uint32_t no) {
   const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
   return (yes & mask) | (no & ~mask);
@@ -55,7 +62,8 @@ MSP_CPU_INLINE void store(double* pointer, double value) { *pointer = value; }
 MSP_CPU_INLINE void store(bfloat16_t* pointer, float value) {
   const std::uint32_t bits = bit_cast<std::uint32_t>(value);
   const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  pointer->bits = static_cast<std::uint16_t>(select((bits & 0x7fffffffu) > 0x7f800000u, bits | 0x00400000u, rounded) >> 16);
+  pointer->bits =
+      static_cast<std::uint16_t>(select((bits & 0x7fffffffu) > 0x7f800000u, bits | 0x00400000u, rounded) >> 16);
 }
 MSP_CPU_INLINE void store(half_t* pointer, float value) {
   const std::uint32_t bits = bit_cast<std::uint32_t>(value), magnitude = bits & 0x7fffffffu;
@@ -63,11 +71,13 @@ MSP_CPU_INLINE void store(half_t* pointer, float value) {
   const std::uint32_t subnormal = bit_cast<std::uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   const std::uint32_t special = select(magnitude > 0x7f800000u, 0x7e00u | ((magnitude >> 13) & 0x3ffu), 0x7c00u);
   const std::uint32_t finite = select(magnitude < 0x38800000u, subnormal, normal);
-  pointer->bits = static_cast<std::uint16_t>(((bits >> 16) & 0x8000u) | select(magnitude >= 0x477ff000u, special, finite));
+  pointer->bits =
+      static_cast<std::uint16_t>(((bits >> 16) & 0x8000u) | select(magnitude >= 0x477ff000u, special, finite));
 }
 
 // Lanes<float> is 8 floats, Lanes<double> 4 doubles: one register of x86-64-v3, two of the baseline. Written with the
-// compilers' vector types and not left to auto-vectorisation, so that sums over channels have one order on every machine.
+// compilers' vector types and not left to auto-vectorisation, so that sums over channels have one order on every
+// machine.
 template <class T>
 struct LanesOf;
 template <>
@@ -84,6 +94,7 @@ template <class T>
 constexpr int kLanes = 32 / sizeof(T);
 
 typedef std::uint32_t Words __attribute__((vector_size(32)));
+typedef std::int32_t SignedWords __attribute__((vector_size(32)));
 typedef std::uint16_t Halves __attribute__((vector_size(16)));
 typedef float Quad __attribute__((vector_size(16)));
 
@@ -100,11 +111,11 @@ MSP_CPU_INLINE Lanes<float> load_lanes(const bfloat16_t* data) {
   return (Lanes<float>)(__builtin_convertvector(read_vector<Halves>(data), Words) << 16);
 }
 MSP_CPU_INLINE Lanes<float> load_lanes(const half_t* data) {
-  const Words bits = __builtin_convertvector(read_vector<Halves>(data), Words), magnitude = (bits & 0x7fffu) << 13;
-  const Words infinite = (Words)(magnitude >= 0x0f800000u) & 0x38000000u, small = (Words)(magnitude < 0x00800000u);
-  const Lanes<float> subnormal = (Lanes<float>)(magnitude + 0x38800000u) - 6.103515625e-05f;  // 2^-14
-  const Words value = (small & (Words)subnormal) | (~small & (magnitude + 0x38000000u + infinite));
-  return (Lanes<float>)(value | ((bits & 0x8000u) << 16));
+  const SignedWords bits = __builtin_convertvector(read_vector<Halves>(data), SignedWords);
+  const SignedWords magnitude = (bits & 0x7fff) << 13;  // below 2^28: signed comparisons, which are single instructions
+  // exact, subnormal halves included, unless the thread takes subnormal inputs as zero
+  const SignedWords value = (SignedWords)((Lanes<float>)magnitude * 0x1p112f) | ((magnitude > 0x0f7fffff) & 0x7f800000);
+  return (Lanes<float>)(value | ((bits & 0x8000) << 16));
 }
 
 template <class T>
@@ -112,15 +123,25 @@ MSP_CPU_INLINE void store_lanes(T* data, Lanes<T> lanes) {
   __builtin_memcpy(data, &lanes, sizeof(lanes));
 }
 
+// Lanes i, j of `a` followed by lanes k, l of `b`.
+#if defined(__clang__)
+#define MSP_CPU_SHUFFLE(a, i, j, b, k, l) __builtin_shufflevector(a, b, i, j, 4 + k, 4 + l)
+#else
+typedef std::int32_t QuadMask __attribute__((vector_size(16)));
+#define MSP_CPU_SHUFFLE(a, i, j, b, k, l) __builtin_shuffle(a, b, QuadMask{i, j, 4 + k, 4 + l})
+#endif
+
 // The four sums over lanes, each in the order of a halving tree.
 MSP_CPU_INLINE void sum_lanes(const Lanes<float>* lanes, float* sums) {
-  Quad halved[4];
+  Quad half[4];
   for (int k = 0; k < 4; ++k) {
-    halved[k] = __builtin_shufflevector(lanes[k], lanes[k], 0, 1, 2, 3) + __builtin_shufflevector(lanes[k], lanes[k], 4, 5, 6, 7);
+    const char* const bytes = reinterpret_cast<const char*>(lanes + k);
+    half[k] = read_vector<Quad>(bytes) + read_vector<Quad>(bytes + sizeof(Quad));
   }
-  const Quad a = __builtin_shufflevector(halved[0], halved[1], 0, 4, 1, 5) + __builtin_shufflevector(halved[0], halved[1], 2, 6, 3, 7);
-  const Quad b = __builtin_shufflevector(halved[2], halved[3], 0, 4, 1, 5) + __builtin_shufflevector(halved[2], halved[3], 2, 6, 3, 7);
-  const Quad total = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
+  // of each pair of quads: lanes 0 + 2 and 1 + 3
+  const Quad a = MSP_CPU_SHUFFLE(half[0], 0, 1, half[1], 0, 1) + MSP_CPU_SHUFFLE(half[0], 2, 3, half[1], 2, 3);
+  const Quad b = MSP_CPU_SHUFFLE(half[2], 0, 1, half[3], 0, 1) + MSP_CPU_SHUFFLE(half[2], 2, 3, half[3], 2, 3);
+  const Quad total = MSP_CPU_SHUFFLE(a, 0, 2, b, 0, 2) + MSP_CPU_SHUFFLE(a, 1, 3, b, 1, 3);
   __builtin_memcpy(sums, &total, sizeof(total));
 }
 MSP_CPU_INLINE void sum_lanes(const Lanes<double>* lanes, double* sums) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // SIMT emulation: device kernels compiled as host code and run thread by thread. Only target.h includes this.
 //
-// The calling thread runs one block at a time. Every GPU thread is a fiber; a barrier or warp operation parks it until the
-// others have arrived. Threads start one after the other on the same fiber while none of them parks, so that a kernel
-// without synchronisation is a plain loop. Shared memory is static; dynamic shared memory starts as NaN.
+// The calling thread runs one block at a time. Every GPU thread is a fiber; a barrier or warp operation parks it until
+// the others have arrived. Threads start one after the other on the same fiber while none of them parks, so that a
+// kernel without synchronisation is a plain loop. Shared memory is static; dynamic shared memory starts as NaN.
 //
 // Environment, read at every launch
 //   MUSPACE_EMU_WARP    32, 64 or 128: how many threads meet at a warp operation (values travel in groups of 32)   (32)
@@ -168,8 +168,8 @@ class Machine {
   const void* data_ = nullptr;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
-  std::vector<unsigned> order_;   // in which the threads start
-  std::vector<Thread*> ready_;    // parked threads that may go on; a queue from ready_head_
+  std::vector<unsigned> order_;  // in which the threads start
+  std::vector<Thread*> ready_;   // parked threads that may go on; a queue from ready_head_
   std::size_t started_ = 0, ready_head_ = 0;
   unsigned block_live_ = 0, block_arrived_ = 0;
   Thread* running_ = nullptr;
@@ -183,8 +183,8 @@ class Machine {
   std::mutex turn_;
 };
 
-/// The one machine of the process; launches from several threads take turns. Not thread_local: threadIdx and shared memory
-/// are then plain addresses, and a sanitizer watches the ends of shared arrays.
+/// The one machine of the process; launches from several threads take turns. Not thread_local: threadIdx and shared
+/// memory are then plain addresses, and a sanitizer watches the ends of shared arrays.
 inline Machine& machine() {
   static Machine* const instance = new Machine;
   return *instance;
@@ -216,7 +216,8 @@ inline bool Machine::accept(dim3 grid_, dim3 block_, std::size_t shared_bytes) {
   warp_size = static_cast<int>(warp);
   budget_ = environment_number("MUSPACE_EMU_BUDGET", 0);
   if (error_.empty() && budget_ != 0 && threads * blocks > budget_) {
-    error_ = "emulation: " + std::to_string(threads * blocks) + " threads are above MUSPACE_EMU_BUDGET=" + std::to_string(budget_);
+    error_ = "emulation: " + std::to_string(threads * blocks) +
+             " threads are above MUSPACE_EMU_BUDGET=" + std::to_string(budget_);
   }
   seeded_ = std::getenv("MUSPACE_EMU_SEED") != nullptr;
   random_ = environment_number("MUSPACE_EMU_SEED", 0) * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
@@ -364,8 +365,8 @@ inline void Machine::meet(Wait wait) {
   Warp& warp = warps_[number];
   ++steps_;
   if (warp.arrived > 0 && warp.wait != wait) {
-    error_ = "emulation: thread " + std::to_string(running_->linear) + " of block " + dim_text(block_index) + " is at " +
-             wait_name(wait) + " while others of its warp are at " + wait_name(warp.wait);
+    error_ = "emulation: thread " + std::to_string(running_->linear) + " of block " + dim_text(block_index) +
+             " is at " + wait_name(wait) + " while others of its warp are at " + wait_name(warp.wait);
     return next();  // to the caller; this fiber is not resumed
   }
   warp.wait = wait;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stacks and context switches of the SIMT emulation: a few instructions on x86-64 and aarch64, ucontext elsewhere (whose
-// switch is a system call, about twenty times slower). Sanitizers are told about every switch.
+// Stacks and context switches of the SIMT emulation: a few instructions on x86-64 and aarch64, ucontext elsewhere
+// (whose switch is a system call, about twenty times slower). Sanitizers are told about every switch.
 #pragma once
 #include <pthread.h>
 #include <sys/mman.h>
@@ -123,7 +123,8 @@ class Fiber {
   static constexpr std::size_t kGuard = 64 * 1024;  // not accessible: an overflowing stack faults at once
 
   explicit Fiber(Entry entry) : entry_(entry) {
-    memory_ = mmap(nullptr, kGuard + kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memory_ =
+        mmap(nullptr, kGuard + kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory_ == MAP_FAILED || mprotect(memory_, kGuard, PROT_NONE) != 0) throw std::bad_alloc();
     context_.stack_bottom = static_cast<char*>(memory_) + kGuard;
     context_.stack_size = kStack;

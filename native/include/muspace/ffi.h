@@ -129,7 +129,8 @@ inline void check_contiguous(const TensorView& tensor, const char* name) {
 
 inline void check_dtype(const TensorView& tensor, const char* name, int code, int bits) {
   if (is_dtype(tensor.dtype(), code, bits)) return;
-  TVM_FFI_THROW(TypeError) << name << ": expected " << dtype_name(DLDataType{static_cast<uint8_t>(code), static_cast<uint8_t>(bits), 1})
+  TVM_FFI_THROW(TypeError) << name << ": expected "
+                           << dtype_name(DLDataType{static_cast<uint8_t>(code), static_cast<uint8_t>(bits), 1})
                            << ", got " << dtype_name(tensor.dtype());
 }
 
@@ -137,8 +138,8 @@ inline void check_dtype(const TensorView& tensor, const char* name, int code, in
 inline DLDevice check_device(const TensorView& first, const char* name) {
   const DLDevice device = first.device();
   if (static_cast<int>(device.device_type) != kDeviceType) {
-    TVM_FFI_THROW(ValueError) << name << ": expected a tensor on a device of type " << kDeviceType << " ("
-                              << kBackend << " library), got device type " << static_cast<int>(device.device_type);
+    TVM_FFI_THROW(ValueError) << name << ": expected a tensor on a device of type " << kDeviceType << " (" << kBackend
+                              << " library), got device type " << static_cast<int>(device.device_type);
   }
   return device;
 }
@@ -147,8 +148,8 @@ inline void check_same_device(const TensorView& tensor, const char* name, DLDevi
   const DLDevice here = tensor.device();
   if (here.device_type == device.device_type && here.device_id == device.device_id) return;
   TVM_FFI_THROW(ValueError) << name << ": expected device " << static_cast<int>(device.device_type) << ":"
-                            << device.device_id << " like the first tensor, got "
-                            << static_cast<int>(here.device_type) << ":" << here.device_id;
+                            << device.device_id << " like the first tensor, got " << static_cast<int>(here.device_type)
+                            << ":" << here.device_id;
 }
 
 // A launcher's status as the exception of the same kind.
@@ -182,8 +183,7 @@ inline int64_t sanitizer_probe(int64_t size) {
   return data[size];
 }
 }  // namespace muspace::ffi
-#define MSP_EXPORT_SANITIZER_PROBE() \
-  TVM_FFI_DLL_EXPORT_TYPED_FUNC(sanitizer_probe, ::muspace::ffi::sanitizer_probe)
+#define MSP_EXPORT_SANITIZER_PROBE() TVM_FFI_DLL_EXPORT_TYPED_FUNC(sanitizer_probe, ::muspace::ffi::sanitizer_probe)
 #else
 #define MSP_EXPORT_SANITIZER_PROBE() static_assert(true, "no probe outside sanitizer builds")
 #endif

@@ -123,8 +123,8 @@ inline ThreadPool& pool() {
 
 }  // namespace detail
 
-// body(index) for index in [0, count), in any order, on at most `threads` threads. Each index runs exactly once unless a
-// body throws; the first exception is rethrown after every thread has stopped.
+// body(index) for index in [0, count), in any order, on at most `threads` threads. Each index runs exactly once unless
+// a body throws; the first exception is rethrown after every thread has stopped.
 template <class Body>
 void parallel_for(int64_t count, int64_t threads, const Body& body) {
   if (count > 1 && threads > 1) {

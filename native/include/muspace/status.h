@@ -24,7 +24,8 @@ inline Status success() {
 #if defined(__GNUC__)
 __attribute__((format(printf, 2, 3)))
 #endif
-inline Status failure(StatusCode code, const char* format, ...) {
+inline Status
+failure(StatusCode code, const char* format, ...) {
   Status status;
   status.code = code;
   va_list arguments;

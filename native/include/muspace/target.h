@@ -124,6 +124,11 @@ using stream_t = MSP_RT(Stream_t);
 #define MSP_VECTOR_ATOMICS 1
 #endif
 
+// Reductions of a warp in one instruction.
+#if defined(MSP_BACKEND_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define MSP_WARP_REDUCE 1
+#endif
+
 // 16-bit floats by the target's own conversions where they exist. bf16 has portable code in numeric.h; only CUDA overrides it.
 MSP_DEVICE float half_bits_to_float(std::uint16_t bits) {
   __half value;

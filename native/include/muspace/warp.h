@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "muspace/atomic.h"
 #include "muspace/target.h"
 
 namespace muspace {
@@ -53,15 +54,47 @@ MSP_DEVICE std::uint32_t ballot(bool predicate) {
 MSP_DEVICE bool any(bool predicate) { return ballot(predicate) != 0; }
 
 MSP_DEVICE int warp_min(int value) {
+#if defined(MSP_WARP_REDUCE)
+  return __reduce_min_sync(0xffffffffu, value);
+#else
   MSP_UNROLL
   for (int mask = kLanes / 2; mask > 0; mask >>= 1) {
     const int other = shuffle_xor(value, mask);
     value = other < value ? other : value;
   }
   return value;
+#endif
 }
 
-MSP_DEVICE int warp_max(int value) { return -warp_min(-value); }
+MSP_DEVICE int warp_max(int value) {
+#if defined(MSP_WARP_REDUCE)
+  return __reduce_max_sync(0xffffffffu, value);
+#else
+  MSP_UNROLL
+  for (int mask = kLanes / 2; mask > 0; mask >>= 1) {
+    const int other = shuffle_xor(value, mask);
+    value = other > value ? other : value;
+  }
+  return value;
+#endif
+}
+
+/// The largest value among all threads that have to reach warp operations together, or more: a loop of that length may hold
+/// some. On targets whose warps may be wider than 32 lanes it is the largest of the block.
+MSP_DEVICE int converged_max(int value) {
+#if defined(MSP_BACKEND_CUDA)
+  return warp_max(value);
+#else
+  MSP_SHARED int largest;
+  MSP_SYNC_BLOCK();
+  if (threadIdx.x == 0) largest = value;
+  MSP_SYNC_BLOCK();
+  const int warp_largest = warp_max(value);
+  if (lane_id() == 0) atomic_max(&largest, warp_largest);
+  MSP_SYNC_BLOCK();
+  return largest;
+#endif
+}
 
 /// Sum over the lanes up to and including this one.
 template <class T>

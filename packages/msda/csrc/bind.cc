@@ -84,8 +84,7 @@ void check_route(int64_t route, int64_t count) {
 
 void forward(TensorView output, TensorView value, TensorView spatial_shapes, TensorView level_start_index,
              TensorView sampling_locations, TensorView attention_weights, int64_t route, int64_t ctx) {
-  const Inputs inputs =
-      checked_inputs(value, spatial_shapes, level_start_index, sampling_locations, attention_weights);
+  const Inputs inputs = checked_inputs(value, spatial_shapes, level_start_index, sampling_locations, attention_weights);
   const Extent& e = inputs.extent;
   check_like(output, "output", value.dtype(), {e.batch, e.queries, e.heads * e.channels}, value.device());
   check_route(route, 2);
@@ -117,8 +116,7 @@ void backward(TensorView grad_value, TensorView grad_sampling_locations, TensorV
               TensorView grad_output, TensorView value, TensorView spatial_shapes, TensorView level_start_index,
               TensorView sampling_locations, TensorView attention_weights, TensorView workspace, int64_t route,
               int64_t ctx) {
-  const Inputs inputs =
-      checked_inputs(value, spatial_shapes, level_start_index, sampling_locations, attention_weights);
+  const Inputs inputs = checked_inputs(value, spatial_shapes, level_start_index, sampling_locations, attention_weights);
   const Extent& e = inputs.extent;
   const DLDevice device = value.device();
   const uint8_t bits = inputs.value_type == Storage::f64 ? 64 : 32;

@@ -22,7 +22,8 @@ struct Extent {
   int64_t points;    // P
 };
 
-// Inputs, all contiguous. When value_type is f64, location_type and weight_type are f64 or f32; otherwise f32, f16 or bf16.
+// Inputs, all contiguous. When value_type is f64, location_type and weight_type are f64 or f32; otherwise f32, f16 or
+// bf16.
 struct Inputs {
   Extent extent;
   Storage value_type, location_type, weight_type;
@@ -34,8 +35,8 @@ struct Inputs {
 };
 
 struct Gradients {
-  const void* output;        // [B, Q, H * D], value_type; read
-  void* value;               // [B, S, H, D] f32 (f64 when value_type is f64); zero-filled by the launcher, then accumulated
+  const void* output;  // [B, Q, H * D], value_type; read
+  void* value;         // [B, S, H, D] f32 (f64 when value_type is f64); zero-filled by the launcher, then accumulated
   void* sampling_locations;  // location_type; written completely
   void* attention_weights;   // weight_type; written completely
 };
@@ -53,7 +54,8 @@ Status launch_backward(const Inputs& inputs, const Gradients& gradients, void* w
                        BackwardRoute route, const Place& place);
 int64_t workspace_bytes(const Extent& extent, BackwardRoute route);
 
-// The route that a launch takes when `wanted` is asked for: kernels made for some extents leave the others to `general`.
+// The route that a launch takes when `wanted` is asked for: kernels made for some extents leave the others to
+// `general`.
 ForwardRoute reached_route(const Extent& extent, Storage value_type, ForwardRoute wanted);
 BackwardRoute reached_route(const Extent& extent, Storage value_type, BackwardRoute wanted);
 

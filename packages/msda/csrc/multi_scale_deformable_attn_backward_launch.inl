@@ -50,7 +50,7 @@ const char* choose_sorted(const Inputs& inputs, const Gradients& gradients, stre
       return run_sorted<SortPlan<4, 8, 128, 128, 6, 1024, 1, false, kAddValue>, T, Fast>(inputs, gradients, launch, stream);
     }
     if (!pixels && blocks_of_512 > 8000) {
-      return run_sorted<SortPlan<4, 8, 2048, 256, 3, 16384, 4, false, kAddValue>, T, Fast>(inputs, gradients, launch, stream);
+      return run_sorted<SortPlan<4, 8, 2048, 256, 4, 16384, 4, false, kAddValue>, T, Fast>(inputs, gradients, launch, stream);
     }
     return run_sorted<SortPlan<4, 8, 512, 128, 7, 4096, 4, false, kAddValue>, T, Fast>(inputs, gradients, launch, stream);
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // CPU loops of multi-scale deformable attention.
 //
-// Forward: a task is (image, head, block of queries). Backward: a task is (image, head, level, band of rows of the level)
-// and owns those rows of grad_value, so nothing is added atomically. Every row receives its additions in the order of
-// query and point, whatever the number of bands: results do not depend on the number of threads.
+// Forward: a task is (image, head, block of queries). Backward: a task is (image, head, level, band of rows of the
+// level) and owns those rows of grad_value, so nothing is added atomically. Every row receives its additions in the
+// order of query and point, whatever the number of bands: results do not depend on the number of threads.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -100,7 +100,8 @@ MSP_CPU_INLINE void gather_vectors(const Gather<V, T>* gathers, int count, int64
   cpu::Lanes<T> sum[N];
   for (int n = 0; n < N; ++n) sum[n] = cpu::load_lanes(sums + first + n * kWidth);
   for (int s = 0; s < count; ++s) {
-    const T w0 = gathers[s].weights[0], w1 = gathers[s].weights[1], w2 = gathers[s].weights[2], w3 = gathers[s].weights[3];
+    const T w0 = gathers[s].weights[0], w1 = gathers[s].weights[1], w2 = gathers[s].weights[2],
+            w3 = gathers[s].weights[3];
     const V *r0 = gathers[s].rows[0] + first, *r1 = gathers[s].rows[1] + first, *r2 = gathers[s].rows[2] + first,
             *r3 = gathers[s].rows[3] + first;
     for (int n = 0; n < N; ++n) {
@@ -118,8 +119,9 @@ MSP_CPU_INLINE void gather_rest(const Gather<V, T>* gathers, int count, int64_t 
   for (int s = 0; s < count; ++s) {
     const Gather<V, T>& gather = gathers[s];
     for (int64_t c = first; c < channels; ++c) {
-      sums[c] += (gather.weights[0] * cpu::load(gather.rows[0] + c) + gather.weights[1] * cpu::load(gather.rows[1] + c)) +
-                 (gather.weights[2] * cpu::load(gather.rows[2] + c) + gather.weights[3] * cpu::load(gather.rows[3] + c));
+      sums[c] +=
+          (gather.weights[0] * cpu::load(gather.rows[0] + c) + gather.weights[1] * cpu::load(gather.rows[1] + c)) +
+          (gather.weights[2] * cpu::load(gather.rows[2] + c) + gather.weights[3] * cpu::load(gather.rows[3] + c));
     }
   }
 }
@@ -168,7 +170,8 @@ MSP_CPU_INLINE int gather_samples(const Problem& problem, int64_t row, int begin
   return used;
 }
 
-// The geometry runs one step of at most kSampleBlock samples ahead of the channels, so that corner rows are on their way.
+// The geometry runs one step of at most kSampleBlock samples ahead of the channels, so that corner rows are on their
+// way.
 template <class V>
 MSP_CPU_INLINE void forward_task(const Problem& problem, V* output, int64_t image, int64_t head, int64_t first,
                                  int64_t last) {
@@ -207,8 +210,8 @@ struct Scatter {
   T weights[4];
 };
 
-// The inner products of `grad` with the corner rows, and the additions to grad_value. Products and sums are not fused: the
-// baseline instruction set has no fused multiply-add, and a library call per channel would be far slower than both.
+// The inner products of `grad` with the corner rows, and the additions to grad_value. Products and sums are not fused:
+// the baseline instruction set has no fused multiply-add, and a library call per channel would be far slower than both.
 template <class V, class T>
 MSP_CPU_INLINE Corners<T> dot_and_scatter(const V* grad, const V* const* rows, const Scatter<T>& scatter,
                                           int64_t channels) {
@@ -288,7 +291,8 @@ MSP_CPU_INLINE void prepare_step(const Problem& problem, const Gradients& gradie
     corner_rows(step.samples[s], level, planes.value, planes.pitch, static_cast<const V*>(problem.zeros), step.rows[s]);
     for (const V* corner : step.rows[s]) {
       prefetch(corner, row_bytes);
-      if (corner != problem.zeros) prefetch(planes.grad_value + (corner - planes.value), row_bytes * (sizeof(T) / sizeof(V)));
+      if (corner != problem.zeros)
+        prefetch(planes.grad_value + (corner - planes.value), row_bytes * (sizeof(T) / sizeof(V)));
     }
   }
 }
@@ -305,12 +309,13 @@ MSP_CPU_INLINE void backward_sample(const Problem& problem, const Gradients& gra
   const bool lower = sample.y0 + 1 >= band.first && sample.y0 + 1 < band.last;
   if (!upper && !lower) return;
   const Corners<T> weights = corner_weights(sample.fx, sample.fy);
-  Scatter<T> scatter{{scrap, scrap + channels, scrap + 2 * channels, scrap + 3 * channels},
-                     {attention * weights.v00, attention * weights.v01, attention * weights.v10,
-                      attention * weights.v11}};
+  Scatter<T> scatter{
+      {scrap, scrap + channels, scrap + 2 * channels, scrap + 3 * channels},
+      {attention * weights.v00, attention * weights.v01, attention * weights.v10, attention * weights.v11}};
   for (int k = 0; k < 4; ++k) {
     const V* corner = step.rows[s][k];
-    if (corner != problem.zeros && (k < 2 ? upper : lower)) scatter.rows[k] = planes.grad_value + (corner - planes.value);
+    if (corner != problem.zeros && (k < 2 ? upper : lower))
+      scatter.rows[k] = planes.grad_value + (corner - planes.value);
   }
   const Corners<T> dots = dot_and_scatter(step.grad, step.rows[s], scatter, channels);
   if (!upper && !(sample.y0 < 0 && band.first == 0)) return;
@@ -349,13 +354,13 @@ MSP_CPU_INLINE void backward_band(const Problem& problem, const Gradients& gradi
 }
 
 // target_clones takes no template, hence one pair of functions per storage type.
-#define MSP_MSDA_CPU_INSTANCE(suffix, V)                                                                            \
-  MSP_CPU_CLONES void forward_##suffix(const Problem& problem, void* output, int64_t image, int64_t head,           \
-                                       int64_t first, int64_t last) {                                               \
-    forward_task<V>(problem, static_cast<V*>(output), image, head, first, last);                                    \
-  }                                                                                                                 \
-  MSP_CPU_CLONES void backward_##suffix(const Problem& problem, const Gradients& gradients, const Band& band) {     \
-    backward_band<V>(problem, gradients, band);                                                                     \
+#define MSP_MSDA_CPU_INSTANCE(suffix, V)                                                                        \
+  MSP_CPU_CLONES void forward_##suffix(const Problem& problem, void* output, int64_t image, int64_t head,       \
+                                       int64_t first, int64_t last) {                                           \
+    forward_task<V>(problem, static_cast<V*>(output), image, head, first, last);                                \
+  }                                                                                                             \
+  MSP_CPU_CLONES void backward_##suffix(const Problem& problem, const Gradients& gradients, const Band& band) { \
+    backward_band<V>(problem, gradients, band);                                                                 \
   }
 MSP_MSDA_CPU_INSTANCE(f32, float)
 MSP_MSDA_CPU_INSTANCE(f16, half_t)
@@ -390,7 +395,8 @@ bool levels_overlap(const std::vector<Level>& levels) {
 void fill_zero(void* data, int64_t bytes, int64_t threads) {
   constexpr int64_t kBlock = int64_t{1} << 20;
   parallel_for((bytes + kBlock - 1) / kBlock, threads, [&](int64_t block) {
-    std::memset(static_cast<char*>(data) + block * kBlock, 0, static_cast<size_t>(std::min(kBlock, bytes - block * kBlock)));
+    std::memset(static_cast<char*>(data) + block * kBlock, 0,
+                static_cast<size_t>(std::min(kBlock, bytes - block * kBlock)));
   });
 }
 
@@ -427,7 +433,8 @@ void run_backward(const Inputs& inputs, const Gradients& gradients, int64_t thre
   parallel_for(planes * bands, threads, [&](int64_t index) {
     const int64_t plane = index / bands, band = index % bands, level = plane % e.levels, owner = plane / e.levels;
     const int64_t height = levels[static_cast<size_t>(level)].height;
-    const int32_t first = static_cast<int32_t>(height * band / bands), last = static_cast<int32_t>(height * (band + 1) / bands);
+    const int32_t first = static_cast<int32_t>(height * band / bands),
+                  last = static_cast<int32_t>(height * (band + 1) / bands);
     if (last > first || band == bands - 1) {
       task(problem, gradients, Band{owner / e.heads, owner % e.heads, level, first, last});
     }

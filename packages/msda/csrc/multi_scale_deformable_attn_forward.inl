@@ -13,7 +13,7 @@ namespace muspace::msda {
 
 constexpr int kForwardThreads = 256;
 constexpr int kForwardWarps = kForwardThreads / kLanes;
-constexpr int kForwardBatches = 4;  // most batches of queries a block works through
+constexpr int kForwardBatches = 20;  // most batches of queries of a block whose query order is a table
 
 /// kVector channels a lane and kGroup lanes per (query, head); kHeads heads side by side; kQueries queries per group;
 /// kUnroll samples in flight; kPoints points per level, 0 when known only at run time. kStrided: lane i holds channels

@@ -36,17 +36,22 @@ const char* run_fused(const Inputs& inputs, void* output, const ForwardLaunch& l
   return launch_error();
 }
 
-/// Launch shapes found by measurement on an H200; see the benchmark notes.
-inline ForwardLaunch forward_launch(const Extent& e) {
-  const bool pixels = e.queries == e.rows;
+/// Launch shapes found by measurement on an H200; see the benchmark notes. Few queries: small blocks. Queries that are the
+/// pixels: so many batches per block that about kWaveBlocks blocks, which run at the same time, do all the work.
+template <class Plan>
+ForwardLaunch forward_launch(const Extent& e) {
+  constexpr int64_t kWaveBlocks = 660;
   if (e.batch * e.queries * e.heads < 16384) return {64, 1, false, -1};
-  if (!pixels) return {128, 1, false, -1};
-  return e.levels == 1 ? ForwardLaunch{256, 4, true, 3} : ForwardLaunch{256, 2, false, 3};
+  if (e.queries != e.rows) return {128, 1, false, -1};
+  const int64_t block_queries = kForwardWarps * Plan::kWarpQueries, columns = e.batch * (e.heads / Plan::kHeads);
+  const int64_t all = (e.queries + block_queries - 1) / block_queries * columns;
+  const int64_t batches = (all + kWaveBlocks - 1) / kWaveBlocks;
+  return {256, static_cast<int>(batches < kForwardBatches ? batches : 4), e.levels == 1, 3};
 }
 
 template <class Plan, class T, class Access>
 const char* fused(const Inputs& inputs, void* output, stream_t stream) {
-  return run_fused<Plan, T, Access>(inputs, output, forward_launch(inputs.extent), stream);
+  return run_fused<Plan, T, Access>(inputs, output, forward_launch<Plan>(inputs.extent), stream);
 }
 
 template <class T>
@@ -63,7 +68,7 @@ const char* choose_fused(const Inputs& inputs, void* output, stream_t stream) {
       if (e.points == 8) return fused<ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 8, false>, T, Fast>(inputs, output, stream);
       if constexpr (kWide) {
         if (e.points == 4 && e.levels == 1) {
-          return fused<ForwardPlan<4, 8, 1, 2, 2, 4, false>, T, Fast>(inputs, output, stream);
+          return fused<ForwardPlan<4, 8, 1, 2, 1, 4, false>, T, Fast>(inputs, output, stream);
         }
       }
       if (e.points == 4) return fused<ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 4, false>, T, Fast>(inputs, output, stream);

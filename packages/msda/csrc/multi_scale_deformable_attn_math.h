@@ -73,8 +73,8 @@ MSP_HD Sample<T> locate(T x, T y, int32_t height, int32_t width) {
   const T row = muspace::fma(y, static_cast<T>(height), static_cast<T>(-0.5));
   Sample<T> sample;
   // a level that does not fit has height 0: -1 < row < 0 could hold there, hence the explicit test
-  sample.inside = height > 0 && column > T(-1) && column < static_cast<T>(width) && row > T(-1) &&
-                  row < static_cast<T>(height);
+  sample.inside =
+      height > 0 && column > T(-1) && column < static_cast<T>(width) && row > T(-1) && row < static_cast<T>(height);
   sample.x0 = sample.inside ? floor_to_int(column) : 0;
   sample.y0 = sample.inside ? floor_to_int(row) : 0;
   sample.fx = sample.inside ? column - static_cast<T>(sample.x0) : T(0);
@@ -130,18 +130,16 @@ struct SampleGradient {
   T x, y;    // normalised location
 };
 
-// `dots` are the inner products over channels of the output gradient with the four corner values (0 for a corner outside
-// the level). The gradient of `value` at corner k is attention * weights.k * grad_output.
+// `dots` are the inner products over channels of the output gradient with the four corner values (0 for a corner
+// outside the level). The gradient of `value` at corner k is attention * weights.k * grad_output.
 template <class T>
 MSP_HD SampleGradient<T> sample_gradient(const Corners<T>& dots, T fx, T fy, T attention, int32_t height,
                                          int32_t width) {
   const T gx = T(1) - fx, gy = T(1) - fy;
   SampleGradient<T> gradient;
   gradient.weight = interpolate(corner_weights(fx, fy), dots);
-  gradient.x = attention * static_cast<T>(width) *
-               muspace::fma(fy, dots.v11 - dots.v10, gy * (dots.v01 - dots.v00));
-  gradient.y = attention * static_cast<T>(height) *
-               muspace::fma(fx, dots.v11 - dots.v01, gx * (dots.v10 - dots.v00));
+  gradient.x = attention * static_cast<T>(width) * muspace::fma(fy, dots.v11 - dots.v10, gy * (dots.v01 - dots.v00));
+  gradient.y = attention * static_cast<T>(height) * muspace::fma(fx, dots.v11 - dots.v01, gx * (dots.v10 - dots.v00));
   return gradient;
 }
 

@@ -88,22 +88,21 @@ MSP_DEVICE bool locate_ordered(const OrderedArguments<T>& a, int64_t number, int
 }
 
 /// keys[segment, query * L * P + l * P + p] = pixel, or S if the sample lies outside. One thread per sample.
+/// Grid: samples of an image, images of the chunk.
 template <class T>
 MSP_KERNEL(kOrderedThreads, 1)
 ordered_keys(const OrderedArguments<T> a, uint32_t* keys) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kOrderedThreads, image_samples = a.image_samples();
-  const int64_t total = image_samples * a.images;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kOrderedThreads + threadIdx.x; i < total; i += step) {
-    const int image = static_cast<int>(i / image_samples);
-    const unsigned within = static_cast<unsigned>(i - image * image_samples), samples = static_cast<unsigned>(a.samples());
-    const unsigned query_head = within / samples, sample = within - query_head * samples;
-    const unsigned heads = static_cast<unsigned>(a.extent.heads), query = query_head / heads, head = query_head - query * heads;
-    SampleWeights<arithmetic_t<T>> weights;
-    uint32_t pixel = static_cast<uint32_t>(a.extent.rows);
-    locate_ordered(a, a.first_image * image_samples + i, static_cast<int>(sample) / a.extent.points, weights, pixel);
-    const int64_t segment = static_cast<int64_t>(image) * a.extent.heads + head;
-    keys[segment * a.segment_samples() + query * samples + sample] = pixel;
-  }
+  const uint32_t within = blockIdx.x * static_cast<uint32_t>(kOrderedThreads) + threadIdx.x;
+  const int64_t image_samples = a.image_samples();
+  if (within >= image_samples) return;
+  const uint32_t samples = static_cast<uint32_t>(a.samples()), heads = static_cast<uint32_t>(a.extent.heads);
+  const uint32_t query_head = within / samples, sample = within - query_head * samples;
+  const uint32_t query = query_head / heads, head = query_head - query * heads;
+  const int64_t image = a.first_image + static_cast<int>(blockIdx.y), segment = static_cast<int64_t>(blockIdx.y) * heads + head;
+  SampleWeights<arithmetic_t<T>> weights;
+  uint32_t pixel = static_cast<uint32_t>(a.extent.rows);
+  locate_ordered(a, image * image_samples + within, static_cast<int>(sample) / a.extent.points, weights, pixel);
+  keys[segment * a.segment_samples() + query * samples + sample] = pixel;
 }
 
 /// The weights of sample `id` of a segment; returns its row of the output gradient, see SortedSamples.
@@ -193,6 +192,7 @@ MSP_DEVICE void load_gradient(const T* row, int channels_left, arithmetic_t<T> (
 struct PixelRuns {
   uint32_t first_begin, second_begin;  // where the runs begin; the second less the first one's length
   uint32_t end[4];                     // number at which each of the four ends
+  MSP_DEVICE PixelRuns() : first_begin(0), second_begin(0), end{0, 0, 0, 0} {}
   MSP_DEVICE PixelRuns(const uint32_t* starts, const TableLevel& level, int pixel) {
     const int within = pixel - level.start, y = within / level.width, x = within - y * level.width;
     const int left = x > 0 ? 1 : 0, above = y > 0 ? pixel - level.width : pixel;
@@ -234,48 +234,47 @@ MSP_DEVICE bool belongs_to(const SortedSegment<T>& s, const PixelRuns& runs, uin
   return static_cast<int>(sample) / s.a.extent.points == level;
 }
 
-/// Adds samples `first` .. `last` of the runs, several at a time: without branches around their loads, so that these overlap.
-template <class Plan, bool kOverlap, class T>
+/// Adds samples `first` .. `last` of the runs. Every lane of the group fetches one sample, then all of them go through the
+/// group. The whole block has to call it, with an empty range if there is nothing to add.
+template <class Plan, class T>
 MSP_DEVICE void add_samples(const SortedSegment<T>& s, const PixelRuns& runs, uint32_t first, uint32_t last, int level,
                             int channels_left, arithmetic_t<T> (&sum)[Plan::kVector]) {
   using A = arithmetic_t<T>;
-  constexpr int kFlight = std::is_same_v<T, double> ? 1 : Plan::kFlight;
+  constexpr uint32_t kNone = ~0u;
+  const int group_lane = lane_id() % Plan::kGroup, first_lane = lane_id() - group_lane;
+  const int longest = converged_max(static_cast<int>(last - first));
   MSP_NO_UNROLL
-  for (uint32_t i = first; i < last; i += kFlight) {
-    A weight[kFlight], gradient[kFlight][Plan::kVector];
-    uint32_t row[kFlight];
-    MSP_UNROLL
-    for (int u = 0; u < kFlight; ++u) row[u] = load_sample(s, runs, i + u < last ? i + u : last - 1, weight[u]);
-    MSP_UNROLL
-    for (int u = 0; u < kFlight; ++u) {
+  for (int done = 0; done < longest; done += Plan::kGroup) {
+    const uint32_t number = first + static_cast<uint32_t>(done + group_lane);
+    uint32_t own_row = kNone;
+    A own_weight = A(0);
+    if (number < last && (!s.overlap || belongs_to(s, runs, number, level))) own_row = load_sample(s, runs, number, own_weight);
+    MSP_NO_UNROLL
+    for (int lane = 0; lane < Plan::kGroup && done + lane < longest; lane += Plan::kFlight) {
+      A weight[Plan::kFlight], gradient[Plan::kFlight][Plan::kVector];
       MSP_UNROLL
-      for (int c = 0; c < Plan::kVector; ++c) gradient[u][c] = A(0);
-      bool adds = i + u < last;
-      if constexpr (kOverlap) adds = adds && belongs_to(s, runs, i + u, level);
-      if (adds) load_gradient<Plan>(at_offset(s.grad_output, row[u]), channels_left, gradient[u]);
-      if (!adds) weight[u] = A(0);
-    }
-    MSP_UNROLL
-    for (int u = 0; u < kFlight; ++u) {
+      for (int u = 0; u < Plan::kFlight; ++u) {
+        const uint32_t row = shuffle(own_row, first_lane + lane + u);
+        weight[u] = shuffle(own_weight, first_lane + lane + u);
+        MSP_UNROLL
+        for (int c = 0; c < Plan::kVector; ++c) gradient[u][c] = A(0);
+        if (row != kNone) load_gradient<Plan>(at_offset(s.grad_output, row), channels_left, gradient[u]);
+      }
       MSP_UNROLL
-      for (int c = 0; c < Plan::kVector; ++c) sum[c] = muspace::fma(weight[u], gradient[u][c], sum[c]);
+      for (int u = 0; u < Plan::kFlight; ++u) {
+        MSP_UNROLL
+        for (int c = 0; c < Plan::kVector; ++c) sum[c] = muspace::fma(weight[u], gradient[u][c], sum[c]);
+      }
     }
   }
 }
 
-template <class Plan, class T>
-MSP_DEVICE void add_share(const SortedSegment<T>& s, const PixelRuns& runs, uint32_t first, uint32_t last, int level,
-                          int channels_left, arithmetic_t<T> (&sum)[Plan::kVector]) {
-  if (s.overlap) {
-    add_samples<Plan, true>(s, runs, first, last, level, channels_left, sum);
-  } else {
-    add_samples<Plan, false>(s, runs, first, last, level, channels_left, sum);
-  }
-}
-
+/// False for pixels past the end, which no level covers.
 MSP_DEVICE bool level_covers(const TableLevel& level, int pixel) {
   return pixel >= level.start && pixel - level.start < level.width * level.height;
 }
+
+MSP_DEVICE bool is_long(const PixelRuns& runs) { return runs.count() > static_cast<uint32_t>(kLongRun); }
 
 /// Adds the samples around the pixel; true if some level has too many for one group, which are then left out.
 template <class Plan, class T>
@@ -284,13 +283,10 @@ MSP_DEVICE bool add_pixel(const SortedSegment<T>& s, int pixel, int channels_lef
   MSP_NO_UNROLL
   for (int l = 0; l < s.a.extent.levels; ++l) {
     const TableLevel level = s.a.levels.table[l];
-    if (!level_covers(level, pixel)) continue;
-    const PixelRuns runs(s.starts, level, pixel);
-    if (runs.count() > static_cast<uint32_t>(kLongRun)) {
-      left_out = true;
-    } else {
-      add_share<Plan>(s, runs, 0, runs.count(), l, channels_left, sum);
-    }
+    PixelRuns runs;
+    if (level_covers(level, pixel)) runs = PixelRuns(s.starts, level, pixel);
+    left_out = left_out || is_long(runs);
+    add_samples<Plan>(s, runs, 0, is_long(runs) ? 0 : runs.count(), l, channels_left, sum);
   }
   return left_out;
 }
@@ -316,12 +312,14 @@ MSP_DEVICE void add_long_runs(const SortedSegment<T>& s, int pixel, int channels
   A sum[Plan::kVector] = {};
   for (int l = 0; l < s.a.extent.levels; ++l) {
     const TableLevel level = s.a.levels.table[l];
-    if (!level_covers(level, pixel)) continue;
+    if (!level_covers(level, pixel)) continue;  // the same for the whole block
     const PixelRuns runs(s.starts, level, pixel);
-    if (runs.count() <= static_cast<uint32_t>(kLongRun)) continue;
-    const uint32_t share = (runs.count() + Plan::kGroups - 1) / Plan::kGroups, first = share * static_cast<uint32_t>(group);
+    if (!is_long(runs)) continue;
+    const uint32_t share = (runs.count() + Plan::kGroups - 1) / Plan::kGroups;
+    uint32_t first = share * static_cast<uint32_t>(group);
     const uint32_t last = first + share < runs.count() ? first + share : runs.count();
-    add_share<Plan>(s, runs, first, last, l, channels_left, sum);
+    if (first > last) first = last;
+    add_samples<Plan>(s, runs, first, last, l, channels_left, sum);
   }
   for (int c = 0; c < Plan::kVector; ++c) partial[group][group_lane][c] = sum[c];
   MSP_SYNC_BLOCK();
@@ -342,7 +340,7 @@ MSP_KERNEL(kOrderedThreads, 4)
 ordered_value(const OrderedArguments<T> a, const SortedSamples sorted, const uint32_t* ids, const uint32_t* starts) {
   using A = arithmetic_t<T>;
   MSP_SHARED A partial[Plan::kGroups][Plan::kGroup][Plan::kVector];
-  MSP_SHARED int long_pixels[Plan::kGroups];
+  MSP_SHARED int long_pixels[Plan::kGroups], any_long;
   const int group = static_cast<int>(threadIdx.x) / Plan::kGroup, group_lane = static_cast<int>(threadIdx.x) % Plan::kGroup;
   const int segment = static_cast<int>(blockIdx.y), image = segment / a.extent.heads, head = segment - image * a.extent.heads;
   const int first_channel = static_cast<int>(blockIdx.z) * Plan::kGroup * Plan::kVector +
@@ -363,14 +361,17 @@ ordered_value(const OrderedArguments<T> a, const SortedSamples sorted, const uin
   A* grad_value = a.grad_value + image_rows * a.extent.rows * row_size + head_channel;
 
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x), pixel = block * Plan::kGroups + group;
-  bool long_run = false;
-  if (pixel < a.extent.rows) {
-    A sum[Plan::kVector] = {};
-    long_run = add_pixel<Plan>(s, pixel, channels_left, sum);
-    store_gradient<Plan>(grad_value + pixel * row_size, channels_left, sum);
-  }
-  if (group_lane == 0) long_pixels[group] = long_run;
+  if (threadIdx.x == 0) any_long = 0;
   MSP_SYNC_BLOCK();
+  A sum[Plan::kVector] = {};
+  const bool long_run = add_pixel<Plan>(s, pixel, channels_left, sum);
+  if (pixel < a.extent.rows) store_gradient<Plan>(grad_value + pixel * row_size, channels_left, sum);
+  if (group_lane == 0) {
+    long_pixels[group] = long_run;
+    if (long_run) atomic_max(&any_long, 1);
+  }
+  MSP_SYNC_BLOCK();
+  if (!any_long) return;
   for (int i = 0; i < Plan::kGroups; ++i) {
     if (!long_pixels[i]) continue;
     const int other = block * Plan::kGroups + i;

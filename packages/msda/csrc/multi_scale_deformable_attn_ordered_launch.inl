@@ -75,29 +75,28 @@ const char* run_ordered_plan(const OrderedArguments<T>& a, const OrderedWorkspac
   return launch_error();
 }
 
+unsigned blocks_of(int64_t threads) { return static_cast<unsigned>((threads + kOrderedThreads - 1) / kOrderedThreads); }
+
 template <class T>
 const char* run_ordered_chunk(const OrderedArguments<T>& a, const OrderedWorkspace& w, stream_t stream) {
   const int64_t segments = static_cast<int64_t>(a.images) * a.extent.heads, count = a.segment_samples();
-  const int64_t key_blocks = (segments * count + kOrderedThreads - 1) / kOrderedThreads;
   const unsigned segment_rows = static_cast<unsigned>(segments);
   const dim3 block(kOrderedThreads);
   int bits = 1, sorted = 0;
   while (static_cast<int64_t>(a.extent.rows) >> bits) ++bits;
 
   const auto make_keys = ordered_keys<T>;
-  MSP_LAUNCH(make_keys, dim3(static_cast<unsigned>(key_blocks < (1 << 20) ? key_blocks : 1 << 20)), block, 0, stream, a,
-             w.sort.keys[0]);
+  MSP_LAUNCH(make_keys, dim3(blocks_of(a.image_samples()), static_cast<unsigned>(a.images)), block, 0, stream, a, w.sort.keys[0]);
   const char* error = radix_sort<DefaultSortTiles>(w.sort, segments, count, bits, sorted, stream);
   if (error) return error;
   const uint32_t *keys = w.sort.keys[sorted], *ids = w.sort.ids[sorted];
   if constexpr (!std::is_same_v<T, double>) {
     const auto prepare = ordered_samples<T>;
-    MSP_LAUNCH(prepare, dim3(static_cast<unsigned>((count + kOrderedThreads - 1) / kOrderedThreads), segment_rows), block, 0,
-               stream, a, keys, ids, w.sorted);
+    MSP_LAUNCH(prepare, dim3(blocks_of(count), segment_rows), block, 0, stream, a, keys, ids, w.sorted);
   }
   const auto find_starts = ordered_starts<T>;
-  MSP_LAUNCH(find_starts, dim3(static_cast<unsigned>(a.extent.rows / kOrderedThreads + 1), segment_rows), block, 0, stream, keys,
-             w.starts, count, a.extent.rows);
+  MSP_LAUNCH(find_starts, dim3(blocks_of(int64_t{a.extent.rows} + 1), segment_rows), block, 0, stream, keys, w.starts, count,
+             a.extent.rows);
   if constexpr (!std::is_same_v<T, double>) {
     if (a.extent.channels % 32 == 0) return run_ordered_plan<OrderedPlan<4, 8, false, kOrderedFlight>>(a, w, ids, stream);
   }

@@ -47,7 +47,8 @@ void check_stores(std::uint32_t bits) {
 
 int main() {
   for (std::uint32_t first = 0; first < 65536; first += 8) check_loads(first);
-  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 61) check_stores(static_cast<std::uint32_t>(bits));
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 61)
+    check_stores(static_cast<std::uint32_t>(bits));
   for (std::uint32_t half = 0; half < 65536; ++half) {  // the rounding borders: halves, midpoints and their neighbours
     const std::uint32_t bits = bits_of(portable::half_value(static_cast<std::uint16_t>(half)));
     for (std::uint32_t step : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x1fffu}) check_stores(bits + step);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of the SIMT emulation: exchange of values, barriers, errors, and (with an argument) faults a sanitizer must see.
+// Checks of the SIMT emulation: exchange of values, barriers, errors, and (with an argument) faults a sanitizer must
+// see.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

@@ -31,7 +31,8 @@ bool every_index_once(std::int64_t count, std::int64_t threads) {
 void check_nested() {
   std::vector<int> sums(16);
   muspace::parallel_for(16, 4, [&](std::int64_t outer) {
-    muspace::parallel_for(100, 4, [&](std::int64_t inner) { sums[static_cast<std::size_t>(outer)] += static_cast<int>(inner); });
+    muspace::parallel_for(
+        100, 4, [&](std::int64_t inner) { sums[static_cast<std::size_t>(outer)] += static_cast<int>(inner); });
   });
   for (const int sum : sums) expect(sum == 4950, "a nested call lost work");
 }
@@ -80,7 +81,8 @@ void check_fork() {
 
 int main() {
   for (const std::int64_t count : {0, 1, 2, 3, 1000}) {
-    for (const std::int64_t threads : {0, 1, 2, 4, 9}) expect(every_index_once(count, threads), "an index was not run once");
+    for (const std::int64_t threads : {0, 1, 2, 4, 9})
+      expect(every_index_once(count, threads), "an index was not run once");
   }
   check_nested();
   check_concurrent();

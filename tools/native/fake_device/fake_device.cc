@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A PrivateUse1 device on host memory, renamed `musa` by fake_device.py: what torch needs to allocate, view and copy; every
-// other operator runs on the CPU through torch's fallback. For tests of dispatch, autograd and patchers without hardware.
+// A PrivateUse1 device on host memory, renamed `musa` by fake_device.py: what torch needs to allocate, view and copy;
+// every other operator runs on the CPU through torch's fallback. For tests of dispatch, autograd and patchers without
+// hardware.
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
@@ -36,8 +37,8 @@ struct HostAllocator final : c10::Allocator {
 HostAllocator allocator;
 REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &allocator);
 
-// One device, one stream, events that have always happened. Like torch_musa 2.7.1 it gives no native handle of a stream, so
-// that tensors take the capsule path.
+// One device, one stream, events that have always happened. Like torch_musa 2.7.1 it gives no native handle of a
+// stream, so that tensors take the capsule path.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static constexpr auto static_type = c10::DeviceType::PrivateUse1;
   static at::Device only() { return at::Device(static_type, 0); }
@@ -73,14 +74,16 @@ Tensor empty(at::IntArrayRef size, Dtype dtype, Layout, Device, std::optional<bo
   return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype), format);
 }
 Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, Dtype dtype, Layout, Device, std::optional<bool>) {
-  return at::detail::empty_strided_generic(size, stride, &allocator, c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype));
+  return at::detail::empty_strided_generic(size, stride, &allocator, c10::DispatchKeySet(kKey),
+                                           c10::dtype_or_default(dtype));
 }
 
 // The same memory as a CPU tensor; a CPU tensor itself.
 Tensor on_host(const Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
-  return at::from_blob(const_cast<void*>(tensor.storage().data()), tensor.sizes(), tensor.strides(), tensor.storage_offset(),
-                       [tensor](void*) {}, tensor.options().device(at::kCPU));
+  return at::from_blob(
+      const_cast<void*>(tensor.storage().data()), tensor.sizes(), tensor.strides(), tensor.storage_offset(),
+      [tensor](void*) {}, tensor.options().device(at::kCPU));
 }
 Tensor copy_from(const Tensor& self, const Tensor& to, bool) {
   on_host(to).copy_(on_host(self));

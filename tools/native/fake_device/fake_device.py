@@ -95,9 +95,7 @@ def check_operator() -> None:
     got, report = run("musa", "auto")
     if report["selected_backend"] != "musa" or report["native_fallback"]:
         raise SystemExit(f"the musa library did not run: {report}")
-    for name, ours, theirs in zip(
-        ("output", "value", "sampling_locations", "attention_weights"), got, wanted, strict=True
-    ):
+    for name, ours, theirs in zip(("output", "value", "sampling_locations", "attention_weights"), got, wanted, strict=True):
         error = ((ours - theirs).abs().max() / theirs.abs().max()).item()
         print(f"{name}: largest difference {error:.1e} of the peak")
         if not error < 1e-5:

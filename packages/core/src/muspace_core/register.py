@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from muspace_core.spec import OpSpec
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter
 _profiler_enabled = torch.autograd._profiler_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_layer = torch._C._functorch.peek_interpreter_stack
@@ -36,9 +36,15 @@ def takes_direct_path(tensors: Sequence[torch.Tensor]) -> bool:
     if _is_compiling():
         return False
     for tensor in tensors:
-        if type(tensor) not in _PLAIN or tensor.is_meta:
+        if type(tensor) is not _TENSOR and type(tensor) is not _PARAMETER:
             return False
-    return not (_dispatch_modes() or _profiler_enabled() or _functorch_layer() is not None or _tracing_state() is not None)
+    return not (
+        tensors[0].is_meta  # the public function has made sure that all are on one device
+        or _dispatch_modes()
+        or _profiler_enabled()
+        or _functorch_layer() is not None
+        or _tracing_state() is not None
+    )
 
 
 class Operator:

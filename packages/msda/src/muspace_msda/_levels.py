@@ -65,18 +65,19 @@ def as_tensors(
         shapes = _from_rows(rows, value).view(-1, 2)
     else:
         raise TypeError(f"spatial_shapes: expected a tensor or a list of (h, w), got {type(spatial_shapes).__name__}")
-    if shapes.dim() != 2 or shapes.shape[1] != 2:
-        raise checks.fail("spatial_shapes", "shape [L, 2]", list(shapes.shape))
+    size = shapes.shape
+    if len(size) != 2 or size[1] != 2:
+        raise checks.fail("spatial_shapes", "shape [L, 2]", list(size))
     if level_start_index is None:
         direct = takes_direct_path((value,))
         starts = no_starts(value.device) if direct else torch.empty(0, dtype=torch.int64, device=value.device)
     elif isinstance(level_start_index, torch.Tensor):
         starts = _index_tensor("level_start_index", level_start_index, value)
-        if starts.shape != shapes.shape[:1]:
-            checks.shape("level_start_index", starts, "L", (shapes.shape[0],))
+        if starts.shape != (size[0],):
+            checks.shape("level_start_index", starts, "L", (size[0],))
     elif isinstance(level_start_index, Sequence):
         starts = _from_rows(_integers("level_start_index", level_start_index, 1), value)
-        checks.shape("level_start_index", starts, "L", (shapes.shape[0],))
+        checks.shape("level_start_index", starts, "L", (size[0],))
     else:
         raise TypeError(f"level_start_index: expected a tensor, a list or None, got {type(level_start_index).__name__}")
     return shapes, starts

@@ -35,9 +35,8 @@ def route(
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_neg():  # a lazy negation shares the data pointer of the tensor that it negates
-        tensor = tensor.resolve_neg()
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
+    # A lazy negation shares the data pointer of the tensor that it negates.
+    return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()
 
 
 def forward(
@@ -53,12 +52,12 @@ def forward(
     if backend in ("cpu", "emu") or environment.CHECK.enabled():
         _levels.check_tensors(spatial_shapes, level_start_index, value.shape[1])
     batch, _, heads, channels = value.shape
-    output = torch.empty((batch, sampling_locations.shape[1], heads * channels), dtype=value.dtype, device=value.device)
+    output = value.new_empty((batch, sampling_locations.shape[1], heads * channels))
     LIBRARY.function(backend, "multi_scale_deformable_attn_forward")(
         output,
         _dense(value),
-        _dense(spatial_shapes),
-        _dense(level_start_index),
+        spatial_shapes.contiguous(),
+        level_start_index.contiguous(),
         _dense(sampling_locations),
         _dense(attention_weights),
         FUSED,
@@ -82,20 +81,22 @@ def backward(
     # 16-bit sums would need compare-and-swap loops and lose bits: the sum is fp32 and is narrowed once.
     accumulator = torch.float64 if value.dtype is torch.float64 else torch.float32
     grad_value = torch.empty(value.shape, dtype=accumulator, device=value.device)
-    grad_locations = torch.empty(sampling_locations.shape, dtype=sampling_locations.dtype, device=sampling_locations.device)
-    grad_weights = torch.empty(attention_weights.shape, dtype=attention_weights.dtype, device=attention_weights.device)
+    grad_locations = sampling_locations.new_empty(sampling_locations.shape)
+    grad_weights = attention_weights.new_empty(attention_weights.shape)
     queries, levels, points = sampling_locations.shape[1], sampling_locations.shape[3], sampling_locations.shape[4]
     size = 0
     if deterministic and backend != "cpu":
-        size = LIBRARY.function(backend, "multi_scale_deformable_attn_workspace")(*value.shape, queries, levels, points, ORDERED)
+        size = LIBRARY.function(backend, "multi_scale_deformable_attn_workspace")(
+            *value.shape, queries, levels, points, ORDERED
+        )
     LIBRARY.function(backend, "multi_scale_deformable_attn_backward")(
         grad_value,
         grad_locations,
         grad_weights,
         _dense(grad_output),
         _dense(value),
-        _dense(spatial_shapes),
-        _dense(level_start_index),
+        spatial_shapes.contiguous(),
+        level_start_index.contiguous(),
         _dense(sampling_locations),
         _dense(attention_weights),
         torch.empty(size, dtype=torch.uint8, device=value.device),

@@ -33,8 +33,10 @@ def _sample_level(rows: torch.Tensor, height: int, width: int, locations: torch.
         for dx, wx in ((0, 1 - fx), (1, fx)):
             column, line = x0.long() + dx, y0.long() + dy
             valid = inside & (column >= 0) & (column < width) & (line >= 0) & (line < height)
-            index = (line * width + column).where(valid, torch.zeros_like(column)).reshape(batch, heads, -1, 1)
-            corner = rows.gather(2, index.expand(-1, -1, -1, rows.shape[3])).reshape(batch, heads, queries, points, -1)
+            index = (line * width + column).where(valid, torch.zeros_like(column)).reshape(batch, heads, queries * points, 1)
+            corner = rows.gather(2, index.expand(-1, -1, -1, rows.shape[3])).reshape(
+                batch, heads, queries, points, rows.shape[3]
+            )
             # A corner outside the map must not turn an infinite inner pixel into 0 * inf.
             corner = torch.where(valid[..., None], corner, 0.0)
             weight = torch.where(valid, wy * wx * weights, 0.0)
@@ -60,7 +62,10 @@ def multi_scale_deformable_attn(
     rows = value.to(dtype).permute(0, 2, 1, 3)
     locations = sampling_locations.to(dtype).permute(3, 0, 2, 1, 4, 5)
     weights = attention_weights.to(dtype).permute(3, 0, 2, 1, 4)
-    output = rows.new_zeros(batch, heads, sampling_locations.shape[1], channels)
+    queries = sampling_locations.shape[1]
+    # The sums of nothing give a result without levels or points its path back to the inputs.
+    nothing = rows[:, :, :0].sum() + locations[..., :0].sum() + weights[..., :0].sum()
+    output = rows.new_zeros(batch, heads, queries, channels) + nothing
     start = 0
     starts = level_start_index.tolist()
     for level, (height, width) in enumerate(spatial_shapes.tolist()):
@@ -68,4 +73,4 @@ def multi_scale_deformable_attn(
         level_rows = rows[:, :, first : first + height * width]
         output = output + _sample_level(level_rows, height, width, locations[level], weights[level])
         start += height * width
-    return output.permute(0, 2, 1, 3).reshape(batch, -1, heads * channels).to(value.dtype)
+    return output.permute(0, 2, 1, 3).reshape(batch, queries, heads * channels).to(value.dtype)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allow-list stub of the MUSA runtime for compile checks without an SDK: declarations of the names this project may use,
-// each with a place in public code where it was seen. A name that is not listed does not compile, which is the point.
-// Repositories: torch_musa, mate, muThrust, tensorflow_musa_extension, all of the MooreThreads organisation.
-// The signatures are those of the callers seen there; nothing here was taken from, or compared with, an SDK.
+// Allow-list stub of the MUSA runtime for compile checks without an SDK: declarations of the names this project may
+// use, each with a place in public code where it was seen. A name that is not listed does not compile, which is the
+// point. Repositories: torch_musa, mate, muThrust, tensorflow_musa_extension, all of the MooreThreads organisation. The
+// signatures are those of the callers seen there; nothing here was taken from, or compared with, an SDK.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,8 @@
 // torch_musa csrc/extension/common/multi_tensor_apply.muh (one argument)
 #define __launch_bounds__(threads) __attribute__((launch_bounds(threads)))
 
-// Vectors: torch_musa csrc/aten/musa/MUSADtype.muh (uint2, uint4); dim3: AdaptiveAveragePooling3d.mu, mate attention_combine.mu
+// Vectors: torch_musa csrc/aten/musa/MUSADtype.muh (uint2, uint4); dim3: AdaptiveAveragePooling3d.mu, mate
+// attention_combine.mu
 struct uint2 {
   unsigned int x, y;
 };
@@ -51,7 +52,7 @@ __device__ void __syncwarp(unsigned int mask = 0xffffffffu);
 
 // __shfl_sync, __shfl_xor_sync: torch_musa MUSADeviceUtils.muh, mate csrc/moe_fused_gate.mu
 // __shfl_up_sync: mate include/mate/gemm/deep_gemm/mp31_fp8_paged_mqa_logits.hpp
-#define MSP_STUB_SHUFFLE(type)                                                              \
+#define MSP_STUB_SHUFFLE(type)                                                               \
   __device__ type __shfl_sync(unsigned int mask, type value, int lane, int width = 32);      \
   __device__ type __shfl_xor_sync(unsigned int mask, type value, int lanes, int width = 32); \
   __device__ type __shfl_up_sync(unsigned int mask, type value, unsigned int delta, int width = 32);
@@ -75,11 +76,11 @@ extern "C" {
 // The compiler lowers a[i] = b copies and memcpy itself; named because <cstring> declares it for the host only.
 __device__ void* memcpy(void* target, const void* source, std::size_t bytes);
 
-typedef struct MUstream_st* musaStream_t;  // torch_musa csrc/aten/musa/MUSAGraph.cpp
+typedef struct MUstream_st* musaStream_t;                              // torch_musa csrc/aten/musa/MUSAGraph.cpp
 typedef enum { musaSuccess = 0, musaErrorUnknown = 999 } musaError_t;  // Arange.mu, unimplemented_functions.cpp
-musaError_t musaGetDevice(int* device);     // torch_musa csrc/aten/mudnn/Handle.cpp
-musaError_t musaSetDevice(int device);      // torch_musa csrc/aten/ops/musa/SummaryOps.mu
-musaError_t musaGetLastError(void);         // torch_musa csrc/aten/ops/Copy.cpp, mate csrc/deepgemm_attention.mu
+musaError_t musaGetDevice(int* device);                                // torch_musa csrc/aten/mudnn/Handle.cpp
+musaError_t musaSetDevice(int device);                                 // torch_musa csrc/aten/ops/musa/SummaryOps.mu
+musaError_t musaGetLastError(void);  // torch_musa csrc/aten/ops/Copy.cpp, mate csrc/deepgemm_attention.mu
 const char* musaGetErrorString(musaError_t error);  // torch_musa csrc/core/MUSAException.cpp
 musaError_t musaMemsetAsync(void* data, int value, std::size_t bytes, musaStream_t stream);  // Reduce.muh
 

@@ -52,7 +52,7 @@ class Logged(torch.Tensor):
         self.held = held
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         cls.seen.append(func.name())
         args, kwargs = tree_map_only(Logged, lambda t: t.held, (args, kwargs or {}))
         return tree_map_only(torch.Tensor, Logged, func(*args, **kwargs))
@@ -154,7 +154,7 @@ class PathContract(Subject):
         wanted, gradients, grad_output = self.run(tensors, backend)
         function = self._function(tensors, self.floating, backend)
         try:
-            output, pull_back = torch.func.vjp(function, *[tensors[n] for n in self.floating])
+            output, pull_back, *_ = torch.func.vjp(function, *[tensors[n] for n in self.floating])
         except RuntimeError as error:
             assert "functorch transforms" in str(error)
             return
@@ -185,7 +185,9 @@ class PathContract(Subject):
         found = self.gradients(wrapped, output, Logged(grad_output))
         assert f"{self.spec.qualified_name}_backward" in Logged.seen
         for name in self.floating:
-            self._same_gradient(found[name].held, gradients[name], name, backend)
+            gradient = found[name]
+            assert isinstance(gradient, Logged)
+            self._same_gradient(gradient.held, gradients[name], name, backend)
 
     def test_distributed_tensors(self, backend: str, device: str) -> None:
         """A DTensor meets torch's dispatcher, which refuses what it cannot shard; the library never sees one."""
@@ -196,7 +198,10 @@ class PathContract(Subject):
 
         tensors = self.tensors(self.smallest(), "float32", device)
         wanted = self.call(tensors, backend)
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        except RuntimeError as error:
+            pytest.skip(f"torch.distributed: gloo finds no network interface ({type(error).__name__})")
         try:
             mesh = init_device_mesh(device.partition(":")[0], (1,))
             shared = {

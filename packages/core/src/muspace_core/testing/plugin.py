@@ -73,24 +73,25 @@ class _Counts:
     def __init__(self, backend: str) -> None:
         self.backend = backend
         self.skips: Counter[str] = Counter()
-        self.golden: dict[str, list[int]] = {}
+        self.golden: dict[str, Counter[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped and not hasattr(report, "wasxfail"):
             text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self.skips[text.removeprefix("Skipped: ")] += 1
-        if "golden" in report.keywords and (report.when == "call" or report.failed):
-            tally = self.golden.setdefault(report.nodeid.split("::", 1)[0], [0, 0])
-            tally[0] += report.passed
-            tally[1] += 1
+        # Once a test: at its call, or where it ended before that.
+        if "golden" in report.keywords and (report.when == "call" or report.failed or report.skipped):
+            tally = self.golden.setdefault(report.nodeid.split("::", 1)[0], Counter())
+            tally[report.outcome] += 1
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         warp = os.environ.get("MUSPACE_EMU_WARP")
         label = self.backend + (f", warp {warp}" if self.backend == "emu" and warp else "")
         if self.golden:
             terminalreporter.section("golden cases", sep="-")
-            for path, (passed, total) in sorted(self.golden.items()):
-                terminalreporter.line(f"{path} [{label}]: {passed} passed / {total} total")
+            for path, tally in sorted(self.golden.items()):
+                skipped = f", {tally['skipped']} skipped" if tally["skipped"] else ""
+                terminalreporter.line(f"{path} [{label}]: {tally['passed']} passed / {tally.total()} total{skipped}")
         if self.skips:
             terminalreporter.section("skipped, by reason", sep="-")
             for reason, count in self.skips.most_common():
