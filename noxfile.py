@@ -120,6 +120,7 @@ def cpu(session: nox.Session, package: str) -> None:
     pytest(session, str(PACKAGES / package / "tests"))
     sources = PACKAGES / package / "src"
     if package in FAMILIES:
+        pytest(session, str(PACKAGES / package / "tests"), "--backend=reference")
         python(session, "-m", "pytest", "-q", "--doctest-modules", "--import-mode=importlib", str(sources))
 
 
@@ -190,42 +191,44 @@ def types(session: nox.Session) -> None:
     python(session, "-m", "mypy", *(argument for name in names for argument in ("-p", name)))
 
 
-def compiler_library(session: nox.Session, name: str) -> str:
-    """Path of a runtime library of the host compiler, to be loaded before an interpreter that was built without it."""
-    answer = subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False)
-    path = answer.stdout.strip()
-    if answer.returncode or not Path(path).is_absolute():
-        session.skip(f"g++ has no {name}")
-    return path
-
-
-def native_checks(session: nox.Session, sanitizer: str) -> None:
-    """Tests of the shared headers outside any package, under ``sanitizer`` (address, thread, or nothing)."""
-    folder = BUILD / f"checks-{sanitizer or 'plain'}"
-    options = ["-G", "Ninja", f"-DMUSPACE_SANITIZE={sanitizer}"]
+def plain_cmake(session: nox.Session, source: str, folder: Path, *options: str) -> None:
+    """Configures and builds a folder that is not a package."""
     tool = shutil.which("cmake") or "cmake"
-    session.run(tool, "-S", str(ROOT / "tools/native/checks"), "-B", str(folder), *options, external=True)
+    session.run(tool, "-S", str(ROOT / source), "-B", str(folder), "-G", "Ninja", *options, external=True)
     session.run(tool, "--build", str(folder), external=True)
-    session.run("ctest", "--test-dir", str(folder), "--output-on-failure", external=True)
+
+
+def header_checks(session: nox.Session, sanitizer: str) -> None:
+    """Tests of the shared headers outside any package, under a sanitizer (address or thread)."""
+    folder = BUILD / f"checks-{sanitizer}"
+    plain_cmake(session, "tools/native/checks", folder, f"-DMUSPACE_SANITIZE={sanitizer}")
+    session.run("ctest", "--test-dir", str(folder), "--output-on-failure", "--quiet", external=True)
+
+
+def sanitized(session: nox.Session, kind: str, folder: Path, *arguments: str, success_codes: list[int] | None = None) -> None:
+    """Runs the interpreter with a sanitizer's runtime loaded and the libraries of ``folder``."""
+    command = [str(ROOT / "tools/native/sanitized"), kind, sys.executable, *arguments]
+    env = {"MUSPACE_LIBRARY_PATH": str(folder)}
+    session.run(*command, env=env, external=True, success_codes=success_codes or [0])
 
 
 @nox.session
 @by_family
 def sanitize(session: nox.Session, family: str) -> None:
-    """The emulated kernels under ASan and UBSan, a planted fault that must be reported, and the thread pool under TSan."""
-    preload = compiler_library(session, "libasan.so")
+    """The kernels under ASan and UBSan on emu and cpu, a planted fault that must be reported, the thread pool under TSan."""
     develop(session, development_backends())
-    native_checks(session, "address")
-    native_checks(session, "thread")
-    folder = cmake(session, family, "address", "emu", "-DMUSPACE_SANITIZE=address")
-    env = {
-        "LD_PRELOAD": preload,
-        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-        "MUSPACE_LIBRARY_PATH": str(folder),
-        "MUSPACE_EMU_WARP": "32",
-    }
-    pytest(session, str(PACKAGES / family / "tests"), "--backend=emu", "-m", "sanitize", env=env)
+    header_checks(session, "address")
+    header_checks(session, "thread")
+    tests = ["-m", "pytest", "-q", "-p", "no:faulthandler", str(PACKAGES / family / "tests")]
+    folder = cmake(session, family, "address", "cpu;emu", "-DMUSPACE_SANITIZE=address")
+    sanitized(session, "address", folder, *tests, "--backend=emu")
+    sanitized(session, "address", folder, *tests, "--backend=cpu", "-k", "not compile and not inductor")
+    library = folder / f"lib{family}_emu.so"
+    probe = f"import tvm_ffi; tvm_ffi.load_module({str(library)!r})['sanitizer_probe'](8)"
+    sanitized(session, "address", folder, "-c", probe, success_codes=[1])
+    session.log("the planted out-of-bounds read above was reported, as it must be")
+    folder = cmake(session, family, "thread", "cpu", "-DMUSPACE_SANITIZE=thread")
+    sanitized(session, "thread", folder, *tests[:-1], str(PACKAGES / family / "tests/test_native.py"))
 
 
 @nox.session
@@ -236,9 +239,8 @@ def stub_musa(session: nox.Session, family: str) -> None:
         session.skip("clang is not on PATH")
     group(session, "build")
     home = BUILD / "fake_musa_home"
-    tool = shutil.which("cmake") or "cmake"
-    session.run(tool, "-S", str(ROOT / "tools/native/fake_musa_home"), "-B", str(home), "-G", "Ninja", external=True)
-    session.run(tool, "--build", str(home), external=True)
+    plain_cmake(session, "tools/native/fake_musa_home", home)
+    python(session, "tools/native/stub_musa/check.py", str(home))
     cmake(session, family, "stub-musa", "musa", f"-DMUSA_HOME={home}")
 
 
