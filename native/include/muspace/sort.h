@@ -29,7 +29,10 @@ struct SortTiles {
 #if defined(MSP_BACKEND_EMU)
 using DefaultSortTiles = SortTiles<64, 2>;
 #else
-using DefaultSortTiles = SortTiles<256, 8>;
+#ifndef ORDSORT
+#define ORDSORT 8
+#endif
+using DefaultSortTiles = SortTiles<256, ORDSORT>;
 #endif
 
 /// Exclusive sum over the block of one value per thread; `total` receives the sum of all. `warp_sums` holds a word per warp

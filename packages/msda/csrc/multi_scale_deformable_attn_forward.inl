@@ -11,23 +11,22 @@
 
 namespace muspace::msda {
 
-constexpr int kForwardThreads = 256;
-constexpr int kForwardWarps = kForwardThreads / kLanes;
-constexpr int kForwardBatches = 20;  // most batches of queries of a block whose query order is a table
-
 /// kVector channels a lane and kGroup lanes per (query, head); kHeads heads side by side; kQueries queries per group;
 /// kUnroll samples in flight; kPoints points per level, 0 when known only at run time. kStrided: lane i holds channels
-/// i, i + kGroup, ... by scalar loads, for any number of channels up to kVector * kGroup.
-template <int kVector_, int kGroup_, int kHeads_, int kQueries_, int kUnroll_, int kPoints_, bool kStrided_, int kBlocks_ = 5>
+/// i, i + kGroup, ... by scalar loads, for any number of channels up to kVector * kGroup. Blocks of up to kThreads threads,
+/// kBlocks of them per multiprocessor, work through up to kBatches batches of queries.
+template <int kVector_, int kGroup_, int kHeads_, int kQueries_, int kUnroll_, int kPoints_, bool kStrided_ = false,
+          int kThreads_ = 256, int kBlocks_ = 5, int kBatches_ = 4>
 struct ForwardPlan {
   static constexpr int kVector = kVector_, kGroup = kGroup_, kHeads = kHeads_, kQueries = kQueries_;
-  static constexpr int kUnroll = kUnroll_, kPoints = kPoints_, kBlocks = kBlocks_;
+  static constexpr int kUnroll = kUnroll_, kPoints = kPoints_, kThreads = kThreads_, kBlocks = kBlocks_;
+  static constexpr int kBatches = kBatches_, kWarps = kThreads / kLanes;
   static constexpr bool kStrided = kStrided_;
   static constexpr int kSlots = kLanes / kGroup * kQueries;  // (query, head) pairs of a warp
   static constexpr int kRound = kLanes / kSlots;             // samples of a slot that are set up per round
   static constexpr int kWarpQueries = kSlots / kHeads;
   static constexpr bool kUniformLevel = kPoints > 0 && kPoints % kRound == 0;  // a round lies within one level
-  static constexpr int kBlockQueries = kForwardWarps * kWarpQueries * kForwardBatches;
+  static constexpr int kBlockQueries = kWarps * kWarpQueries * kBatches;
 };
 
 template <class T, class Access>
@@ -72,11 +71,19 @@ MSP_DEVICE ForwardRecord forward_record(const Sample<float>& sample, float atten
   return record;
 }
 
+/// 4 * elements from a pixel to the one below it, per record; nothing if it is the same for a whole round.
+template <class Plan, bool kUniformLevel>
+struct RowSteps {
+  uint32_t row_steps[Plan::kWarps][kLanes];
+};
 template <class Plan>
-struct ForwardShared {
+struct RowSteps<Plan, true> {};
+
+/// Kept small: what shared memory does not take, the first cache level has.
+template <class Plan>
+struct ForwardShared : RowSteps<Plan, Plan::kUniformLevel> {
+  ForwardRecord records[Plan::kWarps][kLanes];
   TableLevel levels[kMaxTableLevels];
-  ForwardRecord records[kForwardWarps][kLanes];
-  uint32_t row_steps[Plan::kUniformLevel ? 1 : kForwardWarps][kLanes];  // 4 * elements from a pixel to the one below it
   int order[Plan::kBlockQueries];
 };
 
@@ -114,8 +121,8 @@ MSP_DEVICE void gather(const ForwardShared<Plan>& shared, const T* value, uint32
   for (int u = 0; u < kCount; ++u) {
     const int entry = (position + u) * Plan::kSlots + slot;
     const ForwardRecord record = shared.records[warp_id()][entry];
-    const uint32_t step =
-        Plan::kUniformLevel ? uniform_step : shared.row_steps[Plan::kUniformLevel ? 0 : warp_id()][entry];
+    uint32_t step = uniform_step;
+    if constexpr (!Plan::kUniformLevel) step = shared.row_steps[warp_id()][entry];
     const uint32_t right = (record.place & 1u) ? static_cast<uint32_t>(row_size) * 4 : 0u;
     const uint32_t down = (record.place & 2u) ? step : 0u, place = (record.place & ~3u) + lane_offset;
     load_channels<Plan>(at_offset(value, place), channels_left, corner[u][0]);
@@ -164,7 +171,7 @@ MSP_DEVICE uint32_t prepare(ForwardShared<Plan>& shared, const SampleStream<Plan
     const uint32_t before = (inside >> (slot * Plan::kRound)) & ((1u << stream.within) - 1u);
     const int entry = popcount(before) * Plan::kSlots + slot;
     shared.records[warp_id()][entry] = forward_record(sample, stream.weight, level, row_size);
-    if (!Plan::kUniformLevel) shared.row_steps[Plan::kUniformLevel ? 0 : warp_id()][entry] = static_cast<uint32_t>(level.width * row_size) * 4;
+    if constexpr (!Plan::kUniformLevel) shared.row_steps[warp_id()][entry] = static_cast<uint32_t>(level.width * row_size) * 4;
   }
   return inside;
 }
@@ -230,7 +237,7 @@ MSP_DEVICE void gather_batch(ForwardShared<Plan>& shared, const ForwardArguments
 }
 
 template <class Plan, class T, class Access>
-MSP_KERNEL(kForwardThreads, Plan::kBlocks)
+MSP_KERNEL(Plan::kThreads, Plan::kBlocks)
 forward_fused(const ForwardArguments<T, Access> a) {
   MSP_SHARED ForwardShared<Plan> shared;
   const int lane = lane_id(), group = lane / Plan::kGroup, group_lane = lane % Plan::kGroup, slot = lane / Plan::kRound;

@@ -36,17 +36,13 @@ const char* run_fused(const Inputs& inputs, void* output, const ForwardLaunch& l
   return launch_error();
 }
 
-/// Launch shapes found by measurement on an H200; see the benchmark notes. Few queries: small blocks. Queries that are the
-/// pixels: so many batches per block that about kWaveBlocks blocks, which run at the same time, do all the work.
+/// Launch shapes found by measurement on an H200; see the benchmark notes.
 template <class Plan>
 ForwardLaunch forward_launch(const Extent& e) {
-  constexpr int64_t kWaveBlocks = 660;
   if (e.batch * e.queries * e.heads < 16384) return {64, 1, false, -1};
   if (e.queries != e.rows) return {128, 1, false, -1};
-  const int64_t block_queries = kForwardWarps * Plan::kWarpQueries, columns = e.batch * (e.heads / Plan::kHeads);
-  const int64_t all = (e.queries + block_queries - 1) / block_queries * columns;
-  const int64_t batches = (all + kWaveBlocks - 1) / kWaveBlocks;
-  return {256, static_cast<int>(batches < kForwardBatches ? batches : 4), e.levels == 1, 3};
+  const int wanted = e.levels == 1 ? 4 : 2;
+  return {Plan::kThreads, wanted < Plan::kBatches ? wanted : Plan::kBatches, e.levels == 1, 3};
 }
 
 template <class Plan, class T, class Access>
@@ -59,25 +55,25 @@ const char* choose_fused(const Inputs& inputs, void* output, stream_t stream) {
   using Fast = Float32Access;
   using Any = AnyAccess<false>;
   constexpr bool kWide = sizeof(T) == 4;
-  // one plan per number of channels: 16 bytes a lane, except that 16 channels of 16-bit values take 8
+  // 16 bytes a lane, except that 16 channels of 16-bit values take 8
   constexpr int kVector32 = kWide ? 4 : 8, kGroup32 = 32 / kVector32, kHeads32 = kWide ? 1 : 2;
+  // short rows: two heads side by side fill a cache line
   const Extent& e = inputs.extent;
   const bool pairs = e.heads % 2 == 0;
   if (e.channels == 32 && (kWide || pairs)) {
+    using EightPoints = ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 8, false, 128, 10, 1>;
+    using OneLevel = ForwardPlan<kVector32, kGroup32, kHeads32, kWide ? 2 : 1, 1, 4>;
+    using FourPoints = ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 4, false, 256, 5, 2>;
     if (float32_coordinates(inputs)) {
-      if (e.points == 8) return fused<ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 8, false>, T, Fast>(inputs, output, stream);
-      if constexpr (kWide) {
-        if (e.points == 4 && e.levels == 1) {
-          return fused<ForwardPlan<4, 8, 1, 2, 1, 4, false>, T, Fast>(inputs, output, stream);
-        }
-      }
-      if (e.points == 4) return fused<ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 4, false>, T, Fast>(inputs, output, stream);
+      if (e.points == 8) return fused<EightPoints, T, Fast>(inputs, output, stream);
+      if (e.points == 4 && e.levels == 1) return fused<OneLevel, T, Fast>(inputs, output, stream);
+      if (e.points == 4) return fused<FourPoints, T, Fast>(inputs, output, stream);
     }
-    return fused<ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 0, false>, T, Any>(inputs, output, stream);
+    return fused<ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 0>, T, Any>(inputs, output, stream);
   }
-  if (e.channels == 16 && pairs) return fused<ForwardPlan<4, 4, 2, 1, 1, 0, false>, T, Any>(inputs, output, stream);
+  if (e.channels == 16 && pairs) return fused<ForwardPlan<4, 4, 2, 1, 1, 0>, T, Any>(inputs, output, stream);
   if (e.channels == 64) {
-    return fused<ForwardPlan<kVector32, 64 / kVector32, 1, kWide ? 2 : 1, 1, 0, false>, T, Any>(inputs, output, stream);
+    return fused<ForwardPlan<kVector32, 64 / kVector32, 1, kWide ? 2 : 1, 1, 0>, T, Any>(inputs, output, stream);
   }
   return fused<ForwardPlan<4, 32, 1, 4, 1, 0, true>, T, Any>(inputs, output, stream);
 }

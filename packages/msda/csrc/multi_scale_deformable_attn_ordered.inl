@@ -13,11 +13,14 @@
 
 namespace muspace::msda {
 
+#ifndef ORDB
+#define ORDB 4
+#endif
 constexpr int kOrderedThreads = 256;
 #if defined(MSP_BACKEND_EMU)
-constexpr int kLongRun = 64;  // samples of a pixel from which the whole block sums them
+constexpr int kLongRun = 64;  // samples of a pixel from which a whole block sums them
 #else
-constexpr int kLongRun = 2048;
+constexpr int kLongRun = 512;
 #endif
 
 /// Every level, in global memory: there may be any number of them.
@@ -91,7 +94,8 @@ MSP_DEVICE bool locate_ordered(const OrderedArguments<T>& a, int64_t number, int
 /// Grid: samples of an image, images of the chunk.
 template <class T>
 MSP_KERNEL(kOrderedThreads, 1)
-ordered_keys(const OrderedArguments<T> a, uint32_t* keys) {
+ordered_keys(const OrderedArguments<T> a, uint32_t* keys, uint32_t* long_pixels) {
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *long_pixels = 0;
   const uint32_t within = blockIdx.x * static_cast<uint32_t>(kOrderedThreads) + threadIdx.x;
   const int64_t image_samples = a.image_samples();
   if (within >= image_samples) return;
@@ -154,7 +158,16 @@ ordered_starts(const uint32_t* keys, uint32_t* starts, int64_t count, int rows) 
   starts[static_cast<int64_t>(blockIdx.y) * (rows + 1) + pixel] = static_cast<uint32_t>(low);
 }
 
-/// What the last kernel reads of one segment.
+/// Pixels around which too many samples lie for one group.
+struct LongPixel {
+  int segment, pixel;
+};
+struct LongPixels {
+  uint32_t* count;
+  LongPixel* items;
+};
+
+/// What the last kernels read of one segment.
 template <class T>
 struct SortedSegment {
   const OrderedArguments<T>& a;
@@ -303,12 +316,59 @@ MSP_DEVICE void store_gradient(A* row, int channels_left, const A (&values)[Plan
   }
 }
 
-/// The levels that add_pixel left out, by the whole block: every group sums an equal share, the shares are added in order.
+/// Addresses of one block of the last kernels.
 template <class Plan, class T>
-MSP_DEVICE void add_long_runs(const SortedSegment<T>& s, int pixel, int channels_left, arithmetic_t<T>* grad_row,
+struct OrderedBlock {
+  SortedSegment<T> segment;
+  arithmetic_t<T>* grad_value;  // of the image, head and lane
+  int64_t row_size;
+  int channels_left;
+
+  MSP_DEVICE OrderedBlock(const OrderedArguments<T>& a, const SortedSamples& sorted, const uint32_t* ids,
+                          const uint32_t* starts, int index)
+      : segment{a, nullptr, nullptr, nullptr, nullptr, nullptr, index, *a.levels.overlap != 0} {
+    const int group_lane = lane_id() % Plan::kGroup, image = index / a.extent.heads, head = index - image * a.extent.heads;
+    const int first_channel = static_cast<int>(blockIdx.z) * Plan::kGroup * Plan::kVector +
+                              (Plan::kStrided ? group_lane : group_lane * Plan::kVector);
+    const int64_t first_sample = index * a.segment_samples(), image_index = a.first_image + image;
+    channels_left = a.extent.channels - first_channel;
+    row_size = static_cast<int64_t>(a.extent.heads) * a.extent.channels;
+    const int64_t head_channel = static_cast<int64_t>(head) * a.extent.channels + first_channel;
+    segment.rows = sorted.rows + first_sample;
+    segment.weights = reinterpret_cast<const float*>(sorted.weights + first_sample);
+    segment.ids = ids + first_sample;
+    segment.starts = starts + static_cast<int64_t>(index) * (a.extent.rows + 1);
+    segment.grad_output = a.grad_output + image_index * a.extent.queries * row_size + head_channel;
+    grad_value = a.grad_value + image_index * a.extent.rows * row_size + head_channel;
+  }
+};
+
+/// A group per pixel. Grid: blocks of pixels, segments, blocks of channels. Later rows first: small levels have long runs.
+template <class Plan, class T>
+MSP_KERNEL(kOrderedThreads, ORDB)
+ordered_value(const OrderedArguments<T> a, const SortedSamples sorted, const uint32_t* ids, const uint32_t* starts,
+              const LongPixels long_pixels) {
+  using A = arithmetic_t<T>;
+  const OrderedBlock<Plan, T> block(a, sorted, ids, starts, static_cast<int>(blockIdx.y));
+  const int group = static_cast<int>(threadIdx.x) / Plan::kGroup;
+  const int pixel = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Plan::kGroups + group;
+  A sum[Plan::kVector] = {};
+  const bool left_out = add_pixel<Plan>(block.segment, pixel, block.channels_left, sum);
+  if (pixel >= a.extent.rows) return;
+  store_gradient<Plan>(block.grad_value + pixel * block.row_size, block.channels_left, sum);
+  if (left_out && lane_id() % Plan::kGroup == 0 && blockIdx.z == 0) {
+    long_pixels.items[atomic_add(long_pixels.count, 1u)] = {static_cast<int>(blockIdx.y), pixel};
+  }
+}
+
+/// Adds the levels that add_pixel left out of one pixel, by the whole block: every group sums an equal share, the shares are
+/// added in order.
+template <class Plan, class T>
+MSP_DEVICE void add_long_runs(const OrderedBlock<Plan, T>& block, int pixel,
                               arithmetic_t<T> (*partial)[Plan::kGroup][Plan::kVector]) {
   using A = arithmetic_t<T>;
-  const int group = static_cast<int>(threadIdx.x) / Plan::kGroup, group_lane = static_cast<int>(threadIdx.x) % Plan::kGroup;
+  const SortedSegment<T>& s = block.segment;
+  const int group = static_cast<int>(threadIdx.x) / Plan::kGroup, group_lane = lane_id() % Plan::kGroup;
   A sum[Plan::kVector] = {};
   for (int l = 0; l < s.a.extent.levels; ++l) {
     const TableLevel level = s.a.levels.table[l];
@@ -316,66 +376,36 @@ MSP_DEVICE void add_long_runs(const SortedSegment<T>& s, int pixel, int channels
     const PixelRuns runs(s.starts, level, pixel);
     if (!is_long(runs)) continue;
     const uint32_t share = (runs.count() + Plan::kGroups - 1) / Plan::kGroups;
-    uint32_t first = share * static_cast<uint32_t>(group);
+    const uint32_t begin = share * static_cast<uint32_t>(group), first = begin < runs.count() ? begin : runs.count();
     const uint32_t last = first + share < runs.count() ? first + share : runs.count();
-    if (first > last) first = last;
-    add_samples<Plan>(s, runs, first, last, l, channels_left, sum);
+    add_samples<Plan>(s, runs, first, last, l, block.channels_left, sum);
   }
   for (int c = 0; c < Plan::kVector; ++c) partial[group][group_lane][c] = sum[c];
   MSP_SYNC_BLOCK();
   if (group == 0) {
+    A* row = block.grad_value + pixel * block.row_size;
     for (int c = 0; c < Plan::kVector; ++c) {
       const int channel = Plan::kStrided ? c * Plan::kGroup : c;
-      sum[c] = channel < channels_left ? grad_row[channel] : A(0);  // what add_pixel stored
-      for (int other = 0; other < Plan::kGroups; ++other) sum[c] += partial[other][group_lane][c];
+      if (channel >= block.channels_left) continue;
+      A total = row[channel];  // what ordered_value stored
+      for (int other = 0; other < Plan::kGroups; ++other) total += partial[other][group_lane][c];
+      row[channel] = total;
     }
-    store_gradient<Plan>(grad_row, channels_left, sum);
   }
   MSP_SYNC_BLOCK();
 }
 
-/// Grid: blocks of pixels, segments, blocks of channels. Later rows first: small levels have long runs.
+/// Grid: any number of blocks, 1, blocks of channels. The order of the list does not matter.
 template <class Plan, class T>
-MSP_KERNEL(kOrderedThreads, 4)
-ordered_value(const OrderedArguments<T> a, const SortedSamples sorted, const uint32_t* ids, const uint32_t* starts) {
-  using A = arithmetic_t<T>;
-  MSP_SHARED A partial[Plan::kGroups][Plan::kGroup][Plan::kVector];
-  MSP_SHARED int long_pixels[Plan::kGroups], any_long;
-  const int group = static_cast<int>(threadIdx.x) / Plan::kGroup, group_lane = static_cast<int>(threadIdx.x) % Plan::kGroup;
-  const int segment = static_cast<int>(blockIdx.y), image = segment / a.extent.heads, head = segment - image * a.extent.heads;
-  const int first_channel = static_cast<int>(blockIdx.z) * Plan::kGroup * Plan::kVector +
-                            (Plan::kStrided ? group_lane : group_lane * Plan::kVector);
-  const int channels_left = a.extent.channels - first_channel;
-  const int64_t row_size = static_cast<int64_t>(a.extent.heads) * a.extent.channels;
-  const int64_t head_channel = static_cast<int64_t>(head) * a.extent.channels + first_channel;
-  const int64_t image_rows = static_cast<int64_t>(a.first_image + image);
-  const int64_t first_sample = segment * a.segment_samples();
-  const SortedSegment<T> s{a,
-                           sorted.rows + first_sample,
-                           reinterpret_cast<const float*>(sorted.weights + first_sample),
-                           ids + first_sample,
-                           starts + static_cast<int64_t>(segment) * (a.extent.rows + 1),
-                           a.grad_output + image_rows * a.extent.queries * row_size + head_channel,
-                           segment,
-                           *a.levels.overlap != 0};
-  A* grad_value = a.grad_value + image_rows * a.extent.rows * row_size + head_channel;
-
-  const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x), pixel = block * Plan::kGroups + group;
-  if (threadIdx.x == 0) any_long = 0;
-  MSP_SYNC_BLOCK();
-  A sum[Plan::kVector] = {};
-  const bool long_run = add_pixel<Plan>(s, pixel, channels_left, sum);
-  if (pixel < a.extent.rows) store_gradient<Plan>(grad_value + pixel * row_size, channels_left, sum);
-  if (group_lane == 0) {
-    long_pixels[group] = long_run;
-    if (long_run) atomic_max(&any_long, 1);
-  }
-  MSP_SYNC_BLOCK();
-  if (!any_long) return;
-  for (int i = 0; i < Plan::kGroups; ++i) {
-    if (!long_pixels[i]) continue;
-    const int other = block * Plan::kGroups + i;
-    add_long_runs<Plan>(s, other, channels_left, grad_value + other * row_size, partial);
+MSP_KERNEL(kOrderedThreads, ORDB)
+ordered_long_pixels(const OrderedArguments<T> a, const SortedSamples sorted, const uint32_t* ids, const uint32_t* starts,
+                    const LongPixels long_pixels) {
+  MSP_SHARED arithmetic_t<T> partial[Plan::kGroups][Plan::kGroup][Plan::kVector];
+  const uint32_t count = *long_pixels.count;
+  for (uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
+    const LongPixel item = long_pixels.items[i];
+    const OrderedBlock<Plan, T> block(a, sorted, ids, starts, item.segment);
+    add_long_runs(block, item.pixel, partial);
   }
 }
 

@@ -9,7 +9,9 @@ namespace {
 
 #if defined(MSP_BACKEND_EMU)
 constexpr int64_t kOrderedChunk = 256;
+constexpr unsigned kLongPixelBlocks = 3;
 #else
+constexpr unsigned kLongPixelBlocks = 528;
 constexpr int64_t kOrderedChunk = int64_t{1} << 23;  // samples sorted at a time, rounded to whole images
 #endif
 
@@ -39,6 +41,7 @@ struct OrderedWorkspace {
   SortBuffers sort;
   uint32_t* starts;
   SortedSamples sorted;
+  LongPixels long_pixels;
   int64_t bytes = 0;
 
   OrderedWorkspace(const Extent& e, void* base) : base_(static_cast<char*>(base)) {
@@ -53,6 +56,10 @@ struct OrderedWorkspace {
     starts = take<uint32_t>(segments * (e.rows + 1));
     sorted.rows = take<uint32_t>(segments * count);
     sorted.weights = take<SampleWeights<float>>(segments * count);
+    // a sample lies around two pixels of its own row and, for each level, two of the next
+    const int64_t around = (2 + 2 * e.levels) * segments * count / kLongRun + 1, pixels = segments * e.rows;
+    long_pixels.count = take<uint32_t>(1);
+    long_pixels.items = take<LongPixel>(around < pixels ? around : pixels);
   }
 
  private:
@@ -67,11 +74,16 @@ struct OrderedWorkspace {
 
 template <class Plan, class T>
 const char* run_ordered_plan(const OrderedArguments<T>& a, const OrderedWorkspace& w, const uint32_t* ids, stream_t stream) {
-  const dim3 grid(static_cast<unsigned>((a.extent.rows + Plan::kGroups - 1) / Plan::kGroups),
-                  static_cast<unsigned>(a.images * a.extent.heads),
-                  static_cast<unsigned>((a.extent.channels + Plan::kGroup * Plan::kVector - 1) / (Plan::kGroup * Plan::kVector)));
-  const auto kernel = ordered_value<Plan, T>;
-  MSP_LAUNCH(kernel, grid, dim3(kOrderedThreads), 0, stream, a, w.sorted, ids, w.starts);
+  constexpr int kBlockChannels = Plan::kGroup * Plan::kVector;
+  const unsigned pixel_blocks = static_cast<unsigned>((a.extent.rows + Plan::kGroups - 1) / Plan::kGroups);
+  const unsigned channel_blocks = static_cast<unsigned>((a.extent.channels + kBlockChannels - 1) / kBlockChannels);
+  const unsigned segments = static_cast<unsigned>(a.images * a.extent.heads);
+  const auto sum_pixels = ordered_value<Plan, T>;
+  const auto sum_long_pixels = ordered_long_pixels<Plan, T>;
+  MSP_LAUNCH(sum_pixels, dim3(pixel_blocks, segments, channel_blocks), dim3(kOrderedThreads), 0, stream, a, w.sorted, ids,
+             w.starts, w.long_pixels);
+  MSP_LAUNCH(sum_long_pixels, dim3(kLongPixelBlocks, 1, channel_blocks), dim3(kOrderedThreads), 0, stream, a, w.sorted, ids,
+             w.starts, w.long_pixels);
   return launch_error();
 }
 
@@ -86,7 +98,8 @@ const char* run_ordered_chunk(const OrderedArguments<T>& a, const OrderedWorkspa
   while (static_cast<int64_t>(a.extent.rows) >> bits) ++bits;
 
   const auto make_keys = ordered_keys<T>;
-  MSP_LAUNCH(make_keys, dim3(blocks_of(a.image_samples()), static_cast<unsigned>(a.images)), block, 0, stream, a, w.sort.keys[0]);
+  MSP_LAUNCH(make_keys, dim3(blocks_of(a.image_samples()), static_cast<unsigned>(a.images)), block, 0, stream, a, w.sort.keys[0],
+             w.long_pixels.count);
   const char* error = radix_sort<DefaultSortTiles>(w.sort, segments, count, bits, sorted, stream);
   if (error) return error;
   const uint32_t *keys = w.sort.keys[sorted], *ids = w.sort.ids[sorted];

@@ -14,7 +14,7 @@
 
 namespace muspace::msda {
 
-constexpr int kMaxTableLevels = 16;  // levels that fit the table in shared memory; more take the general route
+constexpr int kMaxTableLevels = 8;   // levels that fit the table in shared memory; more take the general route
 
 struct alignas(16) TableLevel {
   int32_t width, height, start, unused;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Allow-list stub of the MUSA runtime for compile checks without an SDK: declarations of the names this project may
 // use, each with a place in public code where it was seen. A name that is not listed does not compile, which is the
-// point. Repositories: torch_musa, mate, muThrust, tensorflow_musa_extension, all of the MooreThreads organisation. The
-// signatures are those of the callers seen there; nothing here was taken from, or compared with, an SDK.
+// point. Repositories, all of the MooreThreads organisation: torch_musa, mate, muThrust, muAlg, tutorial_on_musa,
+// tensorflow_musa_extension. The signatures are those of the callers seen there; nothing here was taken from, or compared
+// with, an SDK.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -71,6 +72,8 @@ __device__ unsigned int atomicCAS(unsigned int* address, unsigned int compare, u
 // __popc: muThrust thrust/system/musa/detail/set_operations.h; fmaf: torch_musa csrc/extension/FusedAdam.mu
 __device__ int __popc(unsigned int bits);
 __device__ inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+// floor of a float: tutorial_on_musa pytorch/cv/maskrcnn/maskrcnn_benchmark/csrc/musa/ROIPool.mu
+__device__ inline float floor(float value) { return __builtin_floorf(value); }
 
 extern "C" {
 // The compiler lowers a[i] = b copies and memcpy itself; named because <cstring> declares it for the host only.
