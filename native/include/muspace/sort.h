@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exclusive scan and stable radix sort of (key, id) pairs on the device, from shuffles and shared memory alone.
 //
-// The sort is least significant digit first: per-tile histogram, scan of the counts, stable scatter. It sorts any number of
-// segments of equal length independently in the same launches, and is bit-reproducible. Tile sizes are template parameters,
-// so that the emulation can run several tiles on a handful of items.
+// The sort is least significant digit first: per-tile histogram, scan of the counts, stable scatter. It sorts any
+// number of segments of equal length independently in the same launches, and is bit-reproducible. Tile sizes are
+// template parameters, so that the emulation can run several tiles on a handful of items.
 #pragma once
 
 #include <cstddef>
@@ -29,14 +29,11 @@ struct SortTiles {
 #if defined(MSP_BACKEND_EMU)
 using DefaultSortTiles = SortTiles<64, 2>;
 #else
-#ifndef ORDSORT
-#define ORDSORT 8
-#endif
-using DefaultSortTiles = SortTiles<256, ORDSORT>;
+using DefaultSortTiles = SortTiles<256, 16>;
 #endif
 
-/// Exclusive sum over the block of one value per thread; `total` receives the sum of all. `warp_sums` holds a word per warp
-/// and may be used again after a barrier.
+/// Exclusive sum over the block of one value per thread; `total` receives the sum of all. `warp_sums` holds a word per
+/// warp and may be used again after a barrier.
 template <int kThreads>
 MSP_DEVICE uint32_t block_exclusive_sum(uint32_t value, uint32_t* warp_sums, uint32_t& total) {
   const uint32_t inclusive = warp_inclusive_sum(value);
@@ -269,19 +266,26 @@ constexpr int64_t radix_count_words(int64_t segments, int64_t count) {
   return counters + tile_count<Tiles>(counters);
 }
 
-/// Sorts each of `segments` runs of `count` keys in buffers.keys[0] stably by their lowest `bits` bits. The ids of equal keys
-/// ascend; an id is the item's first place in its segment. `result` tells which of the two buffers holds the outcome.
-/// segments * count stays below 2^32 and segments below 65,536.
+/// Sorts each of `segments` runs of `count` keys in buffers.keys[0] stably by their lowest `bits` bits. The ids of
+/// equal keys ascend; an id is the item's first place in its segment. `result` tells which of the two buffers holds the
+/// outcome. segments * count stays below 2^32 and segments below 65,536.
 template <class Tiles>
-const char* radix_sort(const SortBuffers& buffers, int64_t segments, int64_t count, int bits, int& result, stream_t stream) {
+const char* radix_sort(const SortBuffers& buffers, int64_t segments, int64_t count, int bits, int& result,
+                       stream_t stream) {
   const int64_t counters = segments * kRadixBins * tile_count<Tiles>(count);
-  const dim3 grid(static_cast<unsigned>(tile_count<Tiles>(count)), static_cast<unsigned>(segments)), block(Tiles::kThreads);
+  const dim3 grid(static_cast<unsigned>(tile_count<Tiles>(count)), static_cast<unsigned>(segments)),
+      block(Tiles::kThreads);
   const auto histogram = radix_histogram<Tiles>;
   const auto scatter = radix_scatter<Tiles>;
   result = 0;
   for (int shift = 0; shift < bits || shift == 0; shift += kRadixBits) {
-    const RadixPass pass{buffers.keys[result], shift == 0 ? nullptr : buffers.ids[result], buffers.keys[1 - result],
-                         buffers.ids[1 - result], buffers.counts, count, shift};
+    const RadixPass pass{buffers.keys[result],
+                         shift == 0 ? nullptr : buffers.ids[result],
+                         buffers.keys[1 - result],
+                         buffers.ids[1 - result],
+                         buffers.counts,
+                         count,
+                         shift};
     MSP_LAUNCH(histogram, grid, block, 0, stream, pass);
     const char* error = exclusive_scan<Tiles>(buffers.counts, buffers.counts + counters, counters, stream);
     if (error) return error;

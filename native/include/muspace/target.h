@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole vendor difference: runtime prefix, qualifiers, launch, barriers, shuffles, 16-bit conversions, cached loads.
-// Kernels and launchers use the names below only. The build defines exactly one of MSP_BACKEND_CPU, _EMU, _CUDA, _HIP, _MUSA.
+// The whole vendor difference: runtime prefix, qualifiers, launch, barriers, shuffles, 16-bit conversions, cached
+// loads. Kernels and launchers use the names below only. The build defines exactly one of MSP_BACKEND_CPU, _EMU, _CUDA,
+// _HIP and _MUSA.
 //
 //   MSP_HD, MSP_DEVICE            inline function for host and device / device only
-//   MSP_KERNEL(threads, blocks)   kernel qualifier; `threads` is the largest block, `blocks` the wanted blocks per multiprocessor
+//   MSP_KERNEL(threads, blocks)   kernel qualifier: the largest block, and how many a multiprocessor shall hold
 //   MSP_SHARED                    static shared memory (plain data only)
-//   MSP_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)   `kernel` without commas: bind an instance to a variable first
+//   MSP_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)   an instance with commas is bound to a variable first
 //   MSP_SYNC_BLOCK(), MSP_SYNC_WARP()
-//   stream_t, stream_at(), DeviceGuard, zero_fill(), launch_error()
-//
-//   MSP_SHUFFLE(value, lane), MSP_SHUFFLE_UP(value, delta), MSP_SHUFFLE_XOR(value, mask): within groups of 32 lanes, 4-byte
-//   values; all threads of the block must reach them. Use warp.h, which adds ballot and reductions.
+//   stream_t, stream_at(), DeviceGuard, zero_fill(), launch_error()   (runtime.h)
+//   MSP_SHUFFLE(value, lane), MSP_SHUFFLE_UP(value, delta), MSP_SHUFFLE_XOR(value, mask): within groups of 32 lanes,
+//   4-byte values; all threads of the block must reach them. Use warp.h, which adds ballot and reductions.
 //   MSP_LOAD_CACHED(pointer), MSP_STORE_STREAMING(pointer, value)
-//   MSP_UNIFORM(value)            a 4-byte value that is equal in the whole block, kept in a scalar register where there are any
-//   MSP_UNROLL, MSP_NO_UNROLL, MSP_UNROLL_BY(count)   before a loop
+//   MSP_UNIFORM(value)            a 4-byte value that is equal in the whole block, for a scalar register where there
+//   are any MSP_UNROLL, MSP_NO_UNROLL, MSP_UNROLL_BY(count)   before a loop
 //
 // On MSP_BACKEND_CPU only MSP_HD and MSP_DEVICE exist; MSP_BACKEND_EMU takes everything from emu.h.
 #pragma once
@@ -52,21 +52,14 @@ struct alignas(2) bfloat16_t {
 #endif
 
 #if defined(MSP_RT)
-#define MSP_UNROLL _Pragma("unroll")
-#define MSP_NO_UNROLL _Pragma("unroll 1")
-#define MSP_UNROLL_BY(count) _Pragma(MSP_TEXT(unroll count))
-#define MSP_TEXT(text) #text
-#else
-#define MSP_UNROLL_BY(count)
-#define MSP_UNROLL
-#define MSP_NO_UNROLL
-#endif
-
-#if defined(MSP_RT)
 #define MSP_DEVICE_TARGET 1
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__) || defined(__MUSA_ARCH__)
 #define MSP_DEVICE_CODE 1  // this pass compiles device code (a pass compiles host or device code, never both)
 #endif
+#define MSP_UNROLL _Pragma("unroll")
+#define MSP_NO_UNROLL _Pragma("unroll 1")
+#define MSP_UNROLL_BY(count) _Pragma(MSP_TEXT(unroll count))
+#define MSP_TEXT(text) #text
 #define MSP_HD __host__ __device__ __forceinline__
 #define MSP_DEVICE __device__ __forceinline__
 #define MSP_SHARED __shared__
@@ -81,11 +74,11 @@ using stream_t = MSP_RT(Stream_t);
 #if defined(MSP_BACKEND_HIP)
 // gfx9 waves run in lock step: only the compiler has to be kept from moving memory accesses over the barrier.
 #define MSP_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads)
-#define MSP_SYNC_WARP()                                     \
-  do {                                                      \
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");  \
-    __builtin_amdgcn_wave_barrier();                        \
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");  \
+#define MSP_SYNC_WARP()                                    \
+  do {                                                     \
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront"); \
+    __builtin_amdgcn_wave_barrier();                       \
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront"); \
   } while (0)
 #define MSP_SHUFFLE_XOR(value, mask) __shfl_xor(value, mask, 32)
 #define MSP_SHUFFLE_UP(value, delta) __shfl_up(value, delta, 32)
@@ -129,7 +122,7 @@ using stream_t = MSP_RT(Stream_t);
 #define MSP_WARP_REDUCE 1
 #endif
 
-// 16-bit floats by the target's own conversions where they exist. bf16 has portable code in numeric.h; only CUDA overrides it.
+// 16-bit floats by the target's own conversions. bf16 has portable code in numeric.h, which only CUDA overrides.
 MSP_DEVICE float half_bits_to_float(std::uint16_t bits) {
   __half value;
   memcpy(&value, &bits, sizeof(bits));
@@ -143,48 +136,21 @@ MSP_DEVICE std::uint16_t float_to_half_bits(float value) {
 }
 #if defined(MSP_BACKEND_CUDA)
 #define MSP_NATIVE_BFLOAT16 1
-MSP_DEVICE std::uint16_t float_to_bfloat16_bits(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
+MSP_DEVICE std::uint16_t float_to_bfloat16_bits(float value) {
+  return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
 #endif
 
-inline stream_t stream_at(std::int64_t handle) { return reinterpret_cast<stream_t>(static_cast<std::intptr_t>(handle)); }
-
-/// Makes `device` current while it lives.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    if (MSP_RT(GetDevice)(&previous_) == MSP_RT(Success) && previous_ != device) {
-      changed_ = MSP_RT(SetDevice)(device) == MSP_RT(Success);
-    }
-  }
-  ~DeviceGuard() {
-    if (changed_) static_cast<void>(MSP_RT(SetDevice)(previous_));
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int previous_ = 0;
-  bool changed_ = false;
-};
-
-/// nullptr, or what the runtime says about the last launch.
-inline const char* launch_error() {
-  const auto code = MSP_RT(GetLastError)();
-  return code == MSP_RT(Success) ? nullptr : MSP_RT(GetErrorString)(code);
-}
-
-/// Sets `bytes` bytes to zero on the stream; nullptr or the runtime's sentence.
-inline const char* zero_fill(void* pointer, std::size_t bytes, stream_t stream) {
-  if (bytes == 0) return nullptr;
-  const auto code = MSP_RT(MemsetAsync)(pointer, 0, bytes, stream);
-  return code == MSP_RT(Success) ? nullptr : MSP_RT(GetErrorString)(code);
-}
-
 }  // namespace muspace
+
+#include "muspace/runtime.h"
 
 #elif defined(MSP_BACKEND_EMU)
 #include "muspace/emu.h"
 #define MSP_UNIFORM(value) (value)
+#define MSP_UNROLL
+#define MSP_NO_UNROLL
+#define MSP_UNROLL_BY(count)
 #else
 #define MSP_HD inline __attribute__((always_inline))
 #define MSP_DEVICE inline __attribute__((always_inline))

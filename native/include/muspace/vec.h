@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vector access to global memory: kCount consecutive storage elements by one load or store, converted to arithmetic type.
+// Vector access to global memory: kCount consecutive storage elements by one load or store, converted to arithmetic
+// type.
 #pragma once
 
 #include <cstdint>

@@ -79,8 +79,8 @@ MSP_DEVICE int warp_max(int value) {
 #endif
 }
 
-/// The largest value among all threads that have to reach warp operations together, or more: a loop of that length may hold
-/// some. On targets whose warps may be wider than 32 lanes it is the largest of the block.
+/// The largest value among all threads that have to reach warp operations together, or more: a loop of that length may
+/// hold some. On targets whose warps may be wider than 32 lanes it is the largest of the block.
 MSP_DEVICE int converged_max(int value) {
 #if defined(MSP_BACKEND_CUDA)
   return warp_max(value);

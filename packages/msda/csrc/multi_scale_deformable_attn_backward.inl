@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward, route "block_sorted". A block takes the samples of a tile of queries in one level and head and sorts them by
-// cell (the square between four pixel centres) in shared memory. Groups of lanes walk equal shares of the sorted list: the
-// four corner rows of `value` and the four sums of their gradients stay in registers while the cell does not change, so
-// value rows are loaded once per cell and few sums reach global memory. Correctness does not depend on the order, only the
-// number of additions does; any input is safe, and long cells cost nothing because shares are equal.
+// Backward, route "block_sorted". A block takes the samples of a tile of queries in one level and head and sorts them
+// by cell (the square between four pixel centres) in shared memory. Groups of lanes walk equal shares of the sorted
+// list: the four corner rows of `value` and the four sums of their gradients stay in registers while the cell does not
+// change, so value rows are loaded once per cell and few sums reach global memory. Correctness does not depend on the
+// order, only the number of additions does; any input is safe, and long cells cost nothing because shares are equal.
 #pragma once
 
 #include "multi_scale_deformable_attn_tables.inl"
 
 namespace muspace::msda {
 
-/// kSamples of a tile, sorted by kThreads threads with up to kCounters cells told apart; kMinPoints bounds the queries of
-/// a tile to kSamples / kMinPoints. kVector, kGroup, kStrided as in ForwardPlan.
-/// kAddValue false leaves the gradient of `value` out (the ordered route computes it in its own way).
+/// kSamples of a tile, sorted by kThreads threads with up to kCounters cells told apart; kMinPoints bounds the queries
+/// of a tile to kSamples / kMinPoints. kVector, kGroup, kStrided as in ForwardPlan. kAddValue false leaves the gradient
+/// of `value` out (the ordered route computes it in its own way).
 template <int kVector_, int kGroup_, int kSamples_, int kThreads_, int kBlocks_, int kCounters_, int kMinPoints_,
           bool kStrided_, bool kAddValue_ = true>
 struct SortPlan {
@@ -49,14 +49,14 @@ struct alignas(16) SampleDots {
 template <class Plan>
 struct SortShared {
   union {
-    uint32_t counters[Plan::kCounters / 2];      // two 16-bit counters a word, while sorting
-    SortedSample samples[Plan::kSamples + 8];    // then the sorted samples,
-    SampleDots dots[Plan::kSamples + 8];         // each overwritten by its inner products
+    uint32_t counters[Plan::kCounters / 2];    // two 16-bit counters a word, while sorting
+    SortedSample samples[Plan::kSamples + 8];  // then the sorted samples,
+    SampleDots dots[Plan::kSamples + 8];       // each overwritten by its inner products
   };
   int cells[Plan::kSamples + 8];
   int box[4];
   int warp_sums[Plan::kWarps];
-  int order[Plan::kQueries];      // queries of the tile; ~query when its output gradient is zero
+  int order[Plan::kQueries];       // queries of the tile; ~query when its output gradient is zero
   int16_t places[Plan::kSamples];  // place in the sorted list, -1 if the sample takes no part
   TableLevel levels[kMaxTableLevels];
 };
@@ -65,7 +65,7 @@ struct SortShared {
 struct SortTile {
   int image, level_index, head, queries, samples, points;
   int width, height, start;
-  int column_bits;     // a cell is (row + 1) << column_bits | (column + 1)
+  int column_bits;       // a cell is (row + 1) << column_bits | (column + 1)
   int64_t first_sample;  // number of the image's first sample
 
   /// Number of a sample, counted from the image's first one.
@@ -103,13 +103,13 @@ struct Buckets {
   }
 };
 
-/// Marks the tile's queries whose row of the output gradient is zero. Padding lies at the end of the queries: when the last
-/// row of a tile is not zero the others are not looked at. True if any was marked; the whole block agrees.
+/// Marks the tile's queries whose row of the output gradient is zero. Padding lies at the end of the queries: when the
+/// last row of a tile is not zero the others are not looked at. True if any was marked; the whole block agrees.
 template <class Plan, class T, class Access>
 MSP_DEVICE bool mark_zero_rows(SortShared<Plan>& shared, const BackwardArguments<T, Access>& a, const SortTile& tile) {
   const int channels = a.extent.channels, row_size = a.extent.heads * channels;
-  const T* rows = a.grad_output +
-                  (static_cast<int64_t>(tile.image) * a.extent.queries * a.extent.heads + tile.head) * channels;
+  const T* rows =
+      a.grad_output + (static_cast<int64_t>(tile.image) * a.extent.queries * a.extent.heads + tile.head) * channels;
   const auto is_zero = [&](int place) {
     const int query = place < tile.queries ? shared.order[place] : -1;
     bool nonzero = false;
@@ -179,7 +179,8 @@ MSP_DEVICE int scan_counters(SortShared<Plan>& shared, int words) {
   const int begin = t * per_thread < words ? t * per_thread : words;
   const int end = begin + per_thread < words ? begin + per_thread : words;
   int sum = 0;
-  for (int i = begin; i < end; ++i) sum += static_cast<int>((shared.counters[i] & 0xffffu) + (shared.counters[i] >> 16));
+  for (int i = begin; i < end; ++i)
+    sum += static_cast<int>((shared.counters[i] & 0xffffu) + (shared.counters[i] >> 16));
   const int inclusive = warp_inclusive_sum(sum);
   if (lane_id() == kLanes - 1) shared.warp_sums[warp_id()] = inclusive;
   MSP_SYNC_BLOCK();
@@ -229,7 +230,8 @@ MSP_DEVICE int sort_samples(SortShared<Plan>& shared, const SortTile& tile, cons
     const int i = t + k * Plan::kThreads, place = own.place[k];
     shared.places[i] = static_cast<int16_t>(place);
     if (place < 0) continue;
-    shared.samples[place] = {own.fx[k], own.fy[k], own.weight[k], 4 * static_cast<uint32_t>(shared.order[points.quotient(i)] * row_size)};
+    shared.samples[place] = {own.fx[k], own.fy[k], own.weight[k],
+                             4 * static_cast<uint32_t>(shared.order[points.quotient(i)] * row_size)};
     shared.cells[place] = own.cell[k];
   }
   return total;
@@ -260,15 +262,16 @@ MSP_DEVICE void add_row(float* row, int channels_left, const float (&values)[Pla
   }
 }
 
-/// What a lane keeps while it walks: the corners of the current cell. Corners are numbered 2 * (lower row) + (right column).
+/// What a lane keeps while it walks: the corners of the current cell. Corners are numbered 2 * (lower row) + (right
+/// column).
 template <class Plan, class T>
 struct CellWalk {
   const T* value;     // of the level and head
   float* grad_value;  // likewise
   int width, height, row_size, column_bits, channels_left;
-  uint32_t lane_offset;                     // 4 * the lane's first channel
-  int cell = -2, mask = 0;                  // mask: corners inside the level
-  uint32_t offset = 0;                      // 4 * element offset of corner 0, modulo 2^32
+  uint32_t lane_offset;     // 4 * the lane's first channel
+  int cell = -2, mask = 0;  // mask: corners inside the level
+  uint32_t offset = 0;      // 4 * element offset of corner 0, modulo 2^32
   float sum[4][Plan::kVector] = {}, corner[4][Plan::kVector] = {};
 
   MSP_DEVICE uint32_t place(int k) const {
@@ -341,9 +344,12 @@ MSP_DEVICE float transposed_sum(const float (&values)[4]) {
 
 /// Each group walks its share of the sorted samples, adds to the gradient of `value` and leaves the inner products.
 template <class Plan, class T, class Access>
-MSP_DEVICE void walk_share(SortShared<Plan>& shared, const BackwardArguments<T, Access>& a, const SortTile& tile, int total) {
-  const int group = static_cast<int>(threadIdx.x) / Plan::kGroup, group_lane = static_cast<int>(threadIdx.x) % Plan::kGroup;
-  const int share = ((total + Plan::kGroups - 1) / Plan::kGroups) | 1;  // odd: the groups of a warp read different banks
+MSP_DEVICE void walk_share(SortShared<Plan>& shared, const BackwardArguments<T, Access>& a, const SortTile& tile,
+                           int total) {
+  const int group = static_cast<int>(threadIdx.x) / Plan::kGroup,
+            group_lane = static_cast<int>(threadIdx.x) % Plan::kGroup;
+  const int share =
+      ((total + Plan::kGroups - 1) / Plan::kGroups) | 1;  // odd: the groups of a warp read different banks
   const int begin = group * share < total ? group * share : total;
   const int end = begin + share < total ? begin + share : total;
   const int first_channel = Plan::kStrided ? group_lane : group_lane * Plan::kVector;
@@ -407,7 +413,8 @@ MSP_DEVICE void write_sample_gradients(const SortShared<Plan>& shared, const Bac
 }
 
 template <class Plan, class T, class Access>
-MSP_DEVICE SortTile sort_tile(const SortShared<Plan>& shared, const BackwardArguments<T, Access>& a, bool table_filled) {
+MSP_DEVICE SortTile sort_tile(const SortShared<Plan>& shared, const BackwardArguments<T, Access>& a,
+                              bool table_filled) {
   const int left = a.extent.queries - a.grid.tile() * a.tile_queries;
   SortTile tile;
   tile.image = a.grid.image();
@@ -416,7 +423,8 @@ MSP_DEVICE SortTile sort_tile(const SortShared<Plan>& shared, const BackwardArgu
   tile.queries = left < a.tile_queries ? left : a.tile_queries;
   tile.points = a.extent.points;
   tile.samples = tile.queries * tile.points;
-  tile.first_sample = static_cast<int64_t>(tile.image) * a.extent.queries * a.extent.heads * a.extent.levels * tile.points;
+  tile.first_sample =
+      static_cast<int64_t>(tile.image) * a.extent.queries * a.extent.heads * a.extent.levels * tile.points;
   const TableLevel level = table_filled ? shared.levels[tile.level_index] : table_level(a.levels, tile.level_index);
   tile.width = MSP_UNIFORM(level.width);
   tile.height = MSP_UNIFORM(level.height);

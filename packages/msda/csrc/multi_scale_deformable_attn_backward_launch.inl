@@ -15,7 +15,8 @@ struct BackwardLaunch {
 };
 
 template <class Plan, class T, class Access>
-const char* run_sorted(const Inputs& inputs, const Gradients& gradients, const BackwardLaunch& launch, stream_t stream) {
+const char* run_sorted(const Inputs& inputs, const Gradients& gradients, const BackwardLaunch& launch,
+                       stream_t stream) {
   const Extent32 e = Extent32::of(inputs.extent);
   BackwardArguments<T, Access> a{};
   a.value = static_cast<const T*>(inputs.value);
@@ -36,7 +37,8 @@ const char* run_sorted(const Inputs& inputs, const Gradients& gradients, const B
   return launch_error();
 }
 
-/// Tile sizes and launch shapes were found by measurement on an H200; see the benchmark notes. kAddValue as in SortPlan.
+/// Tile sizes and launch shapes were found by measurement on an H200; see the benchmark notes. kAddValue as in
+/// SortPlan.
 template <class T, bool kAddValue>
 const char* choose_sorted(const Inputs& inputs, const Gradients& gradients, stream_t stream) {
   using Fast = Float32Access;
@@ -47,29 +49,35 @@ const char* choose_sorted(const Inputs& inputs, const Gradients& gradients, stre
   if (e.channels == 32 && float32_coordinates(inputs) && e.points >= 4 && e.points <= 128) {
     const int64_t blocks_of_512 = e.queries * e.points / 512 * e.levels * e.batch * e.heads;
     if (blocks_of_512 < 400) {
-      return run_sorted<SortPlan<4, 8, 128, 128, 6, 1024, 1, false, kAddValue>, T, Fast>(inputs, gradients, launch, stream);
+      return run_sorted<SortPlan<4, 8, 128, 128, 6, 1024, 1, false, kAddValue>, T, Fast>(inputs, gradients, launch,
+                                                                                         stream);
     }
     if (!pixels && blocks_of_512 > 8000) {
-      return run_sorted<SortPlan<4, 8, 2048, 256, 4, 16384, 4, false, kAddValue>, T, Fast>(inputs, gradients, launch, stream);
+      return run_sorted<SortPlan<4, 8, 2048, 256, 4, 16384, 4, false, kAddValue>, T, Fast>(inputs, gradients, launch,
+                                                                                           stream);
     }
-    return run_sorted<SortPlan<4, 8, 512, 128, 7, 4096, 4, false, kAddValue>, T, Fast>(inputs, gradients, launch, stream);
+    return run_sorted<SortPlan<4, 8, 512, 128, 7, 4096, 4, false, kAddValue>, T, Fast>(inputs, gradients, launch,
+                                                                                       stream);
   }
   switch (e.channels) {
     case 16:
-      return run_sorted<SortPlan<4, 4, 512, 128, 7, 4096, 1, false, kAddValue>, T, Any>(inputs, gradients, launch, stream);
+      return run_sorted<SortPlan<4, 4, 512, 128, 7, 4096, 1, false, kAddValue>, T, Any>(inputs, gradients, launch,
+                                                                                        stream);
     case 32:
-      return run_sorted<SortPlan<4, 8, 512, 128, 7, 4096, 1, false, kAddValue>, T, Any>(inputs, gradients, launch, stream);
+      return run_sorted<SortPlan<4, 8, 512, 128, 7, 4096, 1, false, kAddValue>, T, Any>(inputs, gradients, launch,
+                                                                                        stream);
     case 64:
-      return run_sorted<SortPlan<4, 16, 512, 128, 7, 4096, 1, false, kAddValue>, T, Any>(inputs, gradients, launch, stream);
+      return run_sorted<SortPlan<4, 16, 512, 128, 7, 4096, 1, false, kAddValue>, T, Any>(inputs, gradients, launch,
+                                                                                         stream);
     default:
-      return run_sorted<SortPlan<4, 32, 512, 128, 7, 4096, 1, true, kAddValue>, T, Any>(inputs, gradients, launch, stream);
+      return run_sorted<SortPlan<4, 32, 512, 128, 7, 4096, 1, true, kAddValue>, T, Any>(inputs, gradients, launch,
+                                                                                        stream);
   }
 }
 
 /// Whether the block_sorted kernel takes the problem: a tile holds at least one query, offsets fit 32 bits.
-bool sorted_reaches(const Inputs& inputs) {
-  const Extent& e = inputs.extent;
-  return inputs.value_type != Storage::f64 && e.channels <= 128 && e.points <= 512 && offsets_fit(e);
+bool sorted_reaches(const Extent& e, Storage value_type) {
+  return value_type != Storage::f64 && e.channels <= 128 && e.points <= 512 && offsets_fit(e);
 }
 
 template <class T>
@@ -82,7 +90,7 @@ const char* run_backward(const Inputs& inputs, const Gradients& gradients, void*
     if (error) return error;
     wanted.value = nullptr;
     if constexpr (!std::is_same_v<T, double>) {
-      if (sorted_reaches(inputs)) return choose_sorted<T, false>(inputs, wanted, stream);
+      if (sorted_reaches(e, inputs.value_type)) return choose_sorted<T, false>(inputs, wanted, stream);
     }
     return run_backward_general<T>(inputs, wanted, stream);
   }
@@ -90,7 +98,8 @@ const char* run_backward(const Inputs& inputs, const Gradients& gradients, void*
   const char* error = zero_fill(gradients.value, bytes, stream);
   if (error) return error;
   if constexpr (!std::is_same_v<T, double>) {
-    if (route == BackwardRoute::block_sorted && sorted_reaches(inputs)) return choose_sorted<T, true>(inputs, wanted, stream);
+    const bool sorted = route == BackwardRoute::block_sorted && sorted_reaches(e, inputs.value_type);
+    if (sorted) return choose_sorted<T, true>(inputs, wanted, stream);
   }
   return run_backward_general<T>(inputs, wanted, stream);
 }
@@ -115,23 +124,21 @@ const char* route_backward(const Inputs& inputs, const Gradients& gradients, voi
 
 }  // namespace
 
-int64_t workspace_bytes(const Extent& extent, BackwardRoute route) {
-  return route == BackwardRoute::ordered && ordered_reaches(extent) ? OrderedWorkspace(extent, nullptr).bytes : 0;
+BackwardRoute reached_route(const Extent& extent, Storage value_type, BackwardRoute wanted) {
+  const bool unsorted = wanted == BackwardRoute::block_sorted && !sorted_reaches(extent, value_type);
+  return unsorted ? BackwardRoute::general : wanted;
 }
 
-BackwardRoute reached_route(const Extent& extent, Storage value_type, BackwardRoute wanted) {
-  if (wanted == BackwardRoute::ordered) return wanted;
-  Inputs inputs{};
-  inputs.extent = extent;
-  inputs.value_type = value_type;
-  return wanted == BackwardRoute::block_sorted && sorted_reaches(inputs) ? wanted : BackwardRoute::general;
+int64_t workspace_bytes(const Extent& extent, BackwardRoute route) {
+  return route == BackwardRoute::ordered && ordered_reaches(extent) ? OrderedWorkspace(extent, nullptr).bytes : 0;
 }
 
 Status launch_backward(const Inputs& inputs, const Gradients& gradients, void* workspace, int64_t, BackwardRoute route,
                        const Place& place) {
   if (route == BackwardRoute::ordered && !ordered_reaches(inputs.extent)) {
-    return failure(kValueError, "multi_scale_deformable_attn backward: the ordered route takes fewer than 2^28 samples and 2^30 "
-                                "elements of the output per image");
+    return failure(kValueError,
+                   "multi_scale_deformable_attn backward: the ordered route takes fewer than 2^28 samples and 2^30 "
+                   "elements of the output per image");
   }
   const DeviceGuard guard(place.device);
   const char* error = route_backward(inputs, gradients, workspace, route, stream_at(place.ctx));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward, route "fused". A group of lanes owns the channels of one (query, head); a warp sets up 32 samples a round, one a
-// lane, drops those outside their level, and hands 16-byte records to the groups through shared memory.
+// Forward, route "fused". A group of lanes owns the channels of one (query, head); a warp sets up 32 samples a round,
+// one a lane, drops those outside their level, and hands 16-byte records to the groups through shared memory.
 //
-// What binds is the data path between the first cache level, shared memory and the registers: 128 bytes per clock, for a
-// value row as for a record that is broadcast. Hence the short records, and neighbouring heads side by side where a row of
-// `value` is shorter than 128 bytes.
+// What binds is the data path between the first cache level, shared memory and the registers: 128 bytes per clock, for
+// a value row as for a record that is broadcast. Hence the short records, and neighbouring heads side by side where a
+// row of `value` is shorter than 128 bytes.
 #pragma once
 
 #include "multi_scale_deformable_attn_tables.inl"
@@ -13,8 +13,8 @@ namespace muspace::msda {
 
 /// kVector channels a lane and kGroup lanes per (query, head); kHeads heads side by side; kQueries queries per group;
 /// kUnroll samples in flight; kPoints points per level, 0 when known only at run time. kStrided: lane i holds channels
-/// i, i + kGroup, ... by scalar loads, for any number of channels up to kVector * kGroup. Blocks of up to kThreads threads,
-/// kBlocks of them per multiprocessor, work through up to kBatches batches of queries.
+/// i, i + kGroup, ... by scalar loads, for any number of channels up to kVector * kGroup. Blocks of up to kThreads
+/// threads, kBlocks of them per multiprocessor, work through up to kBatches batches of queries.
 template <int kVector_, int kGroup_, int kHeads_, int kQueries_, int kUnroll_, int kPoints_, bool kStrided_ = false,
           int kThreads_ = 256, int kBlocks_ = 5, int kBatches_ = 4>
 struct ForwardPlan {
@@ -41,15 +41,16 @@ struct ForwardArguments {
   int strip_log2;  // query order, see fill_query_order
 };
 
-/// One sample, ready to gather. A corner outside the level takes the inner pixel's address and half of its weight, so that
-/// nothing outside is read and 0 * Inf cannot arise.
+/// One sample, ready to gather. A corner outside the level takes the inner pixel's address and half of its weight, so
+/// that nothing outside is read and 0 * Inf cannot arise.
 struct alignas(16) ForwardRecord {
   uint32_t place;  // 4 * element offset of the row of `value`; + 1 if the right, + 2 if the lower corners have own rows
   float fx;
   float upper, lower;  // attention weight times the weight of the upper and of the lower pixel row
 };
 
-MSP_DEVICE ForwardRecord forward_record(const Sample<float>& sample, float attention, const TableLevel& level, int row_size) {
+MSP_DEVICE ForwardRecord forward_record(const Sample<float>& sample, float attention, const TableLevel& level,
+                                        int row_size) {
   int x = sample.x0, y = sample.y0;
   uint32_t flags = 3;
   float fx = sample.fx, lower = attention * sample.fy, upper = attention - lower, scale = 1.f;
@@ -114,8 +115,8 @@ MSP_DEVICE void store_channels(T* row, int channels_left, const float (&values)[
 
 /// Adds kCount samples of one slot, the records of which start at `position`.
 template <class Plan, int kCount, class T>
-MSP_DEVICE void gather(const ForwardShared<Plan>& shared, const T* value, uint32_t lane_offset, int row_size, uint32_t uniform_step,
-                       int slot, int position, int channels_left, float (&sum)[Plan::kVector]) {
+MSP_DEVICE void gather(const ForwardShared<Plan>& shared, const T* value, uint32_t lane_offset, int row_size,
+                       uint32_t uniform_step, int slot, int position, int channels_left, float (&sum)[Plan::kVector]) {
   float corner[kCount][4][Plan::kVector], weight[kCount][4];
   MSP_UNROLL
   for (int u = 0; u < kCount; ++u) {
@@ -163,15 +164,16 @@ struct SampleStream {
 
 /// Writes the records of this round, compacted per slot; returns which lanes wrote one.
 template <class Plan, class Access>
-MSP_DEVICE uint32_t prepare(ForwardShared<Plan>& shared, const SampleStream<Plan, Access>& stream, const TableLevel& level,
-                            int slot, int row_size) {
+MSP_DEVICE uint32_t prepare(ForwardShared<Plan>& shared, const SampleStream<Plan, Access>& stream,
+                            const TableLevel& level, int slot, int row_size) {
   const Sample<float> sample = locate(stream.xy[0], stream.xy[1], level.height, level.width);
   const uint32_t inside = ballot(sample.inside);
   if (sample.inside) {
     const uint32_t before = (inside >> (slot * Plan::kRound)) & ((1u << stream.within) - 1u);
     const int entry = popcount(before) * Plan::kSlots + slot;
     shared.records[warp_id()][entry] = forward_record(sample, stream.weight, level, row_size);
-    if constexpr (!Plan::kUniformLevel) shared.row_steps[warp_id()][entry] = static_cast<uint32_t>(level.width * row_size) * 4;
+    if constexpr (!Plan::kUniformLevel)
+      shared.row_steps[warp_id()][entry] = static_cast<uint32_t>(level.width * row_size) * 4;
   }
   return inside;
 }
@@ -231,7 +233,8 @@ MSP_DEVICE void gather_batch(ForwardShared<Plan>& shared, const ForwardArguments
       stream.fetch(0);
     }
     MSP_SYNC_WARP();
-    gather_round(shared, value, lane_offset, row_size, static_cast<uint32_t>(level.width * row_size) * 4, inside, channels_left, sums);
+    gather_round(shared, value, lane_offset, row_size, static_cast<uint32_t>(level.width * row_size) * 4, inside,
+                 channels_left, sums);
     MSP_SYNC_WARP();
   }
 }
@@ -263,8 +266,8 @@ forward_fused(const ForwardArguments<T, Access> a) {
   fill_level_table(shared.levels, a.levels, a.extent.levels);
   MSP_SYNC_BLOCK();
   if (order.strips) {
-    fill_query_order(shared.order, batch_queries * a.batches, order.first, order.queries, shared.levels, a.extent.levels,
-                     a.strip_log2);
+    fill_query_order(shared.order, batch_queries * a.batches, order.first, order.queries, shared.levels,
+                     a.extent.levels, a.strip_log2);
     MSP_SYNC_BLOCK();
     stream.begin(order(setup));
     stream.fetch(0);

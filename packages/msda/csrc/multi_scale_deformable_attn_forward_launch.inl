@@ -10,9 +10,8 @@
 namespace muspace::msda {
 namespace {
 
-bool fused_reaches(const Inputs& inputs) {
-  const Extent& e = inputs.extent;
-  return inputs.value_type != Storage::f64 && e.channels <= 128 && e.levels <= kMaxTableLevels && offsets_fit(e);
+bool fused_reaches(const Extent& e, Storage value_type) {
+  return value_type != Storage::f64 && e.channels <= 128 && e.levels <= kMaxTableLevels && offsets_fit(e);
 }
 
 struct ForwardLaunch {
@@ -27,10 +26,14 @@ const char* run_fused(const Inputs& inputs, void* output, const ForwardLaunch& l
   const int64_t block_queries = launch.threads / kLanes * Plan::kWarpQueries * launch.batches;
   const int tiles = static_cast<int>((e.queries + block_queries - 1) / block_queries);
   const BlockGrid grid{e.heads / Plan::kHeads, tiles, e.batch, launch.heads_first && tiles <= kMaxGridYZ};
-  const ForwardArguments<T, Access> a{static_cast<const T*>(inputs.value), coordinates_of<Access>(inputs),
-                                      static_cast<T*>(output),             levels_of(inputs),
-                                      e,                                   grid,
-                                      launch.batches,                      launch.strip_log2};
+  const ForwardArguments<T, Access> a{static_cast<const T*>(inputs.value),
+                                      coordinates_of<Access>(inputs),
+                                      static_cast<T*>(output),
+                                      levels_of(inputs),
+                                      e,
+                                      grid,
+                                      launch.batches,
+                                      launch.strip_log2};
   const auto kernel = forward_fused<Plan, T, Access>;
   MSP_LAUNCH(kernel, grid.dimensions(), dim3(static_cast<unsigned>(launch.threads)), 0, stream, a);
   return launch_error();
@@ -81,9 +84,11 @@ const char* choose_fused(const Inputs& inputs, void* output, stream_t stream) {
 const char* route_forward(const Inputs& inputs, void* output, bool fused_route, stream_t stream) {
   switch (inputs.value_type) {
     case Storage::f32:
-      return fused_route ? choose_fused<float>(inputs, output, stream) : run_forward_general<float>(inputs, output, stream);
+      return fused_route ? choose_fused<float>(inputs, output, stream)
+                         : run_forward_general<float>(inputs, output, stream);
     case Storage::f16:
-      return fused_route ? choose_fused<half_t>(inputs, output, stream) : run_forward_general<half_t>(inputs, output, stream);
+      return fused_route ? choose_fused<half_t>(inputs, output, stream)
+                         : run_forward_general<half_t>(inputs, output, stream);
     case Storage::bf16:
       return fused_route ? choose_fused<bfloat16_t>(inputs, output, stream)
                          : run_forward_general<bfloat16_t>(inputs, output, stream);
@@ -99,14 +104,12 @@ const char* route_forward(const Inputs& inputs, void* output, bool fused_route, 
 }  // namespace
 
 ForwardRoute reached_route(const Extent& extent, Storage value_type, ForwardRoute wanted) {
-  Inputs inputs{};
-  inputs.extent = extent;
-  inputs.value_type = value_type;
-  return wanted == ForwardRoute::fused && fused_reaches(inputs) ? ForwardRoute::fused : ForwardRoute::general;
+  const bool fused = wanted == ForwardRoute::fused && fused_reaches(extent, value_type);
+  return fused ? ForwardRoute::fused : ForwardRoute::general;
 }
 
 Status launch_forward(const Inputs& inputs, void* output, ForwardRoute route, const Place& place) {
-  const bool fused_route = route == ForwardRoute::fused && fused_reaches(inputs);
+  const bool fused_route = reached_route(inputs.extent, inputs.value_type, route) == ForwardRoute::fused;
   const DeviceGuard guard(place.device);
   const char* error = route_forward(inputs, output, fused_route, stream_at(place.ctx));
   return error ? failure(kRuntimeError, "multi_scale_deformable_attn forward: %s", error) : success();

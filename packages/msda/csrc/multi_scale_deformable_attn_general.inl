@@ -115,8 +115,8 @@ MSP_DEVICE Corners<A> sample_dots(const GeneralArguments<T>& a, const Sample<A>&
   return {dots[0], dots[1], dots[2], dots[3]};
 }
 
-/// A group of 32 lanes per (image, query, head); lanes go over channels. Gradients of locations and weights are summed in a
-/// fixed order, those of `value` by atomics.
+/// A group of 32 lanes per (image, query, head); lanes go over channels. Gradients of locations and weights are summed
+/// in a fixed order, those of `value` by atomics.
 template <class T>
 MSP_KERNEL(kGeneralThreads, 1)
 backward_general(const GeneralArguments<T> a) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward, route "ordered": the gradient of `value` without atomics, bit-reproducible. The samples of each (image, head)
-// are sorted stably by the pixel they hang on; then a group of lanes per pixel sums the samples of the four cells around it
-// in that order. Gradients of locations and weights come from the kernels of the other routes, which sum them in a fixed
-// order already.
+// Backward, route "ordered": the gradient of `value` without atomics, bit-reproducible. The samples of each (image,
+// head) are sorted stably by the pixel they hang on; then a group of lanes per pixel sums the samples of the four cells
+// around it in that order. Gradients of locations and weights come from the kernels of the other routes, which sum them
+// in a fixed order already.
 //
-// A sample hangs on its upper left corner, or on the nearest pixel of the level when that corner lies outside. Pixels are
-// rows of `value`, so levels need no space of their own and the host need not know their shapes.
+// A sample hangs on its upper left corner, or on the nearest pixel of the level when that corner lies outside. Pixels
+// are rows of `value`, so levels need no space of their own and the host need not know their shapes.
 #pragma once
 
 #include "multi_scale_deformable_attn_tables.inl"
@@ -13,9 +13,6 @@
 
 namespace muspace::msda {
 
-#ifndef ORDB
-#define ORDB 4
-#endif
 constexpr int kOrderedThreads = 256;
 #if defined(MSP_BACKEND_EMU)
 constexpr int kLongRun = 64;  // samples of a pixel from which a whole block sums them
@@ -83,7 +80,8 @@ MSP_DEVICE bool locate_ordered(const OrderedArguments<T>& a, int64_t number, int
   if (!sample.inside) return false;
   const bool left = sample.x0 >= 0, upper = sample.y0 >= 0;
   const A at_left = left ? A(1) - sample.fx : sample.fx, at_right = left ? sample.fx : A(0);
-  const A at_upper = attention * (upper ? A(1) - sample.fy : sample.fy), at_lower = upper ? attention * sample.fy : A(0);
+  const A at_upper = attention * (upper ? A(1) - sample.fy : sample.fy),
+          at_lower = upper ? attention * sample.fy : A(0);
   weights.corner[0] = at_upper * at_left, weights.corner[1] = at_upper * at_right;
   weights.corner[2] = at_lower * at_left, weights.corner[3] = at_lower * at_right;
   pixel = static_cast<uint32_t>(level.start + (upper ? sample.y0 : 0) * level.width + (left ? sample.x0 : 0));
@@ -102,7 +100,8 @@ ordered_keys(const OrderedArguments<T> a, uint32_t* keys, uint32_t* long_pixels)
   const uint32_t samples = static_cast<uint32_t>(a.samples()), heads = static_cast<uint32_t>(a.extent.heads);
   const uint32_t query_head = within / samples, sample = within - query_head * samples;
   const uint32_t query = query_head / heads, head = query_head - query * heads;
-  const int64_t image = a.first_image + static_cast<int>(blockIdx.y), segment = static_cast<int64_t>(blockIdx.y) * heads + head;
+  const int64_t image = a.first_image + static_cast<int>(blockIdx.y),
+                segment = static_cast<int64_t>(blockIdx.y) * heads + head;
   SampleWeights<arithmetic_t<T>> weights;
   uint32_t pixel = static_cast<uint32_t>(a.extent.rows);
   locate_ordered(a, image * image_samples + within, static_cast<int>(sample) / a.extent.points, weights, pixel);
@@ -111,10 +110,12 @@ ordered_keys(const OrderedArguments<T> a, uint32_t* keys, uint32_t* long_pixels)
 
 /// The weights of sample `id` of a segment; returns its row of the output gradient, see SortedSamples.
 template <class T>
-MSP_DEVICE uint32_t sample_weights(const OrderedArguments<T>& a, int segment, uint32_t id, SampleWeights<arithmetic_t<T>>& weights) {
+MSP_DEVICE uint32_t sample_weights(const OrderedArguments<T>& a, int segment, uint32_t id,
+                                   SampleWeights<arithmetic_t<T>>& weights) {
   const unsigned samples = static_cast<unsigned>(a.samples()), query = id / samples, sample = id - query * samples;
   const int image = segment / a.extent.heads, head = segment - image * a.extent.heads;
-  const int64_t query_head = (static_cast<int64_t>(a.first_image + image) * a.extent.queries + query) * a.extent.heads + head;
+  const int64_t query_head =
+      (static_cast<int64_t>(a.first_image + image) * a.extent.queries + query) * a.extent.heads + head;
   uint32_t pixel;
   locate_ordered(a, query_head * samples + sample, static_cast<int>(sample) / a.extent.points, weights, pixel);
   return 4 * query * static_cast<uint32_t>(a.extent.heads * a.extent.channels);
@@ -122,7 +123,7 @@ MSP_DEVICE uint32_t sample_weights(const OrderedArguments<T>& a, int segment, ui
 
 /// The sorted samples as the last kernel reads them.
 struct SortedSamples {
-  uint32_t* rows;                 // 4 * element offset of the output gradient's row within the image and head
+  uint32_t* rows;  // 4 * element offset of the output gradient's row within the image and head
   SampleWeights<float>* weights;
 };
 
@@ -200,8 +201,8 @@ MSP_DEVICE void load_gradient(const T* row, int channels_left, arithmetic_t<T> (
   }
 }
 
-/// The samples around one pixel of one level: those hanging on the pixel to the left, on the pixel itself, and likewise on
-/// the row above. They are numbered through all four; each of the two rows is one run of the sorted samples.
+/// The samples around one pixel of one level: those hanging on the pixel to the left, on the pixel itself, and likewise
+/// on the row above. They are numbered through all four; each of the two rows is one run of the sorted samples.
 struct PixelRuns {
   uint32_t first_begin, second_begin;  // where the runs begin; the second less the first one's length
   uint32_t end[4];                     // number at which each of the four ends
@@ -228,12 +229,16 @@ struct PixelRuns {
 
 /// Weight and gradient row of sample `number` of the runs.
 template <class T>
-MSP_DEVICE uint32_t load_sample(const SortedSegment<T>& s, const PixelRuns& runs, uint32_t number, arithmetic_t<T>& weight) {
+MSP_DEVICE uint32_t load_sample(const SortedSegment<T>& s, const PixelRuns& runs, uint32_t number,
+                                arithmetic_t<T>& weight) {
   const uint32_t place = runs.place(number), corner = runs.corner(number);
   if constexpr (std::is_same_v<T, double>) {
     SampleWeights<double> weights{};
     const uint32_t row = sample_weights(s.a, s.segment, s.ids[place], weights);
-    weight = corner == 0 ? weights.corner[0] : corner == 1 ? weights.corner[1] : corner == 2 ? weights.corner[2] : weights.corner[3];
+    weight = corner == 0   ? weights.corner[0]
+             : corner == 1 ? weights.corner[1]
+             : corner == 2 ? weights.corner[2]
+                           : weights.corner[3];
     return row;
   } else {
     weight = *at_offset(s.weights, 16 * place + 4 * corner);
@@ -247,8 +252,8 @@ MSP_DEVICE bool belongs_to(const SortedSegment<T>& s, const PixelRuns& runs, uin
   return static_cast<int>(sample) / s.a.extent.points == level;
 }
 
-/// Adds samples `first` .. `last` of the runs. Every lane of the group fetches one sample, then all of them go through the
-/// group. The whole block has to call it, with an empty range if there is nothing to add.
+/// Adds samples `first` .. `last` of the runs. Every lane of the group fetches one sample, then all of them go through
+/// the group. The whole block has to call it, with an empty range if there is nothing to add.
 template <class Plan, class T>
 MSP_DEVICE void add_samples(const SortedSegment<T>& s, const PixelRuns& runs, uint32_t first, uint32_t last, int level,
                             int channels_left, arithmetic_t<T> (&sum)[Plan::kVector]) {
@@ -261,7 +266,8 @@ MSP_DEVICE void add_samples(const SortedSegment<T>& s, const PixelRuns& runs, ui
     const uint32_t number = first + static_cast<uint32_t>(done + group_lane);
     uint32_t own_row = kNone;
     A own_weight = A(0);
-    if (number < last && (!s.overlap || belongs_to(s, runs, number, level))) own_row = load_sample(s, runs, number, own_weight);
+    if (number < last && (!s.overlap || belongs_to(s, runs, number, level)))
+      own_row = load_sample(s, runs, number, own_weight);
     MSP_NO_UNROLL
     for (int lane = 0; lane < Plan::kGroup && done + lane < longest; lane += Plan::kFlight) {
       A weight[Plan::kFlight], gradient[Plan::kFlight][Plan::kVector];
@@ -291,7 +297,8 @@ MSP_DEVICE bool is_long(const PixelRuns& runs) { return runs.count() > static_ca
 
 /// Adds the samples around the pixel; true if some level has too many for one group, which are then left out.
 template <class Plan, class T>
-MSP_DEVICE bool add_pixel(const SortedSegment<T>& s, int pixel, int channels_left, arithmetic_t<T> (&sum)[Plan::kVector]) {
+MSP_DEVICE bool add_pixel(const SortedSegment<T>& s, int pixel, int channels_left,
+                          arithmetic_t<T> (&sum)[Plan::kVector]) {
   bool left_out = false;
   MSP_NO_UNROLL
   for (int l = 0; l < s.a.extent.levels; ++l) {
@@ -327,7 +334,8 @@ struct OrderedBlock {
   MSP_DEVICE OrderedBlock(const OrderedArguments<T>& a, const SortedSamples& sorted, const uint32_t* ids,
                           const uint32_t* starts, int index)
       : segment{a, nullptr, nullptr, nullptr, nullptr, nullptr, index, *a.levels.overlap != 0} {
-    const int group_lane = lane_id() % Plan::kGroup, image = index / a.extent.heads, head = index - image * a.extent.heads;
+    const int group_lane = lane_id() % Plan::kGroup, image = index / a.extent.heads,
+              head = index - image * a.extent.heads;
     const int first_channel = static_cast<int>(blockIdx.z) * Plan::kGroup * Plan::kVector +
                               (Plan::kStrided ? group_lane : group_lane * Plan::kVector);
     const int64_t first_sample = index * a.segment_samples(), image_index = a.first_image + image;
@@ -343,9 +351,10 @@ struct OrderedBlock {
   }
 };
 
-/// A group per pixel. Grid: blocks of pixels, segments, blocks of channels. Later rows first: small levels have long runs.
+/// A group per pixel. Grid: blocks of pixels, segments, blocks of channels. Later rows first: small levels have long
+/// runs.
 template <class Plan, class T>
-MSP_KERNEL(kOrderedThreads, ORDB)
+MSP_KERNEL(kOrderedThreads, 5)
 ordered_value(const OrderedArguments<T> a, const SortedSamples sorted, const uint32_t* ids, const uint32_t* starts,
               const LongPixels long_pixels) {
   using A = arithmetic_t<T>;
@@ -361,8 +370,8 @@ ordered_value(const OrderedArguments<T> a, const SortedSamples sorted, const uin
   }
 }
 
-/// Adds the levels that add_pixel left out of one pixel, by the whole block: every group sums an equal share, the shares are
-/// added in order.
+/// Adds the levels that add_pixel left out of one pixel, by the whole block: every group sums an equal share, the
+/// shares are added in order.
 template <class Plan, class T>
 MSP_DEVICE void add_long_runs(const OrderedBlock<Plan, T>& block, int pixel,
                               arithmetic_t<T> (*partial)[Plan::kGroup][Plan::kVector]) {
@@ -397,9 +406,9 @@ MSP_DEVICE void add_long_runs(const OrderedBlock<Plan, T>& block, int pixel,
 
 /// Grid: any number of blocks, 1, blocks of channels. The order of the list does not matter.
 template <class Plan, class T>
-MSP_KERNEL(kOrderedThreads, ORDB)
-ordered_long_pixels(const OrderedArguments<T> a, const SortedSamples sorted, const uint32_t* ids, const uint32_t* starts,
-                    const LongPixels long_pixels) {
+MSP_KERNEL(kOrderedThreads, 5)
+ordered_long_pixels(const OrderedArguments<T> a, const SortedSamples sorted, const uint32_t* ids,
+                    const uint32_t* starts, const LongPixels long_pixels) {
   MSP_SHARED arithmetic_t<T> partial[Plan::kGroups][Plan::kGroup][Plan::kVector];
   const uint32_t count = *long_pixels.count;
   for (uint32_t i = blockIdx.x; i < count; i += gridDim.x) {

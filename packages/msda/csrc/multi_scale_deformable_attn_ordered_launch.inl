@@ -15,11 +15,6 @@ constexpr unsigned kLongPixelBlocks = 528;
 constexpr int64_t kOrderedChunk = int64_t{1} << 23;  // samples sorted at a time, rounded to whole images
 #endif
 
-#ifndef ORDFLIGHT
-#define ORDFLIGHT 4
-#endif
-constexpr int kOrderedFlight = ORDFLIGHT;
-
 /// 32-bit ids and keys reach everything within an image.
 bool ordered_reaches(const Extent& e) {
   const int64_t samples = e.levels * e.points;
@@ -73,17 +68,18 @@ struct OrderedWorkspace {
 };
 
 template <class Plan, class T>
-const char* run_ordered_plan(const OrderedArguments<T>& a, const OrderedWorkspace& w, const uint32_t* ids, stream_t stream) {
+const char* run_ordered_plan(const OrderedArguments<T>& a, const OrderedWorkspace& w, const uint32_t* ids,
+                             stream_t stream) {
   constexpr int kBlockChannels = Plan::kGroup * Plan::kVector;
   const unsigned pixel_blocks = static_cast<unsigned>((a.extent.rows + Plan::kGroups - 1) / Plan::kGroups);
   const unsigned channel_blocks = static_cast<unsigned>((a.extent.channels + kBlockChannels - 1) / kBlockChannels);
   const unsigned segments = static_cast<unsigned>(a.images * a.extent.heads);
   const auto sum_pixels = ordered_value<Plan, T>;
   const auto sum_long_pixels = ordered_long_pixels<Plan, T>;
-  MSP_LAUNCH(sum_pixels, dim3(pixel_blocks, segments, channel_blocks), dim3(kOrderedThreads), 0, stream, a, w.sorted, ids,
-             w.starts, w.long_pixels);
-  MSP_LAUNCH(sum_long_pixels, dim3(kLongPixelBlocks, 1, channel_blocks), dim3(kOrderedThreads), 0, stream, a, w.sorted, ids,
-             w.starts, w.long_pixels);
+  MSP_LAUNCH(sum_pixels, dim3(pixel_blocks, segments, channel_blocks), dim3(kOrderedThreads), 0, stream, a, w.sorted,
+             ids, w.starts, w.long_pixels);
+  MSP_LAUNCH(sum_long_pixels, dim3(kLongPixelBlocks, 1, channel_blocks), dim3(kOrderedThreads), 0, stream, a, w.sorted,
+             ids, w.starts, w.long_pixels);
   return launch_error();
 }
 
@@ -98,8 +94,8 @@ const char* run_ordered_chunk(const OrderedArguments<T>& a, const OrderedWorkspa
   while (static_cast<int64_t>(a.extent.rows) >> bits) ++bits;
 
   const auto make_keys = ordered_keys<T>;
-  MSP_LAUNCH(make_keys, dim3(blocks_of(a.image_samples()), static_cast<unsigned>(a.images)), block, 0, stream, a, w.sort.keys[0],
-             w.long_pixels.count);
+  MSP_LAUNCH(make_keys, dim3(blocks_of(a.image_samples()), static_cast<unsigned>(a.images)), block, 0, stream, a,
+             w.sort.keys[0], w.long_pixels.count);
   const char* error = radix_sort<DefaultSortTiles>(w.sort, segments, count, bits, sorted, stream);
   if (error) return error;
   const uint32_t *keys = w.sort.keys[sorted], *ids = w.sort.ids[sorted];
@@ -108,10 +104,10 @@ const char* run_ordered_chunk(const OrderedArguments<T>& a, const OrderedWorkspa
     MSP_LAUNCH(prepare, dim3(blocks_of(count), segment_rows), block, 0, stream, a, keys, ids, w.sorted);
   }
   const auto find_starts = ordered_starts<T>;
-  MSP_LAUNCH(find_starts, dim3(blocks_of(int64_t{a.extent.rows} + 1), segment_rows), block, 0, stream, keys, w.starts, count,
-             a.extent.rows);
+  MSP_LAUNCH(find_starts, dim3(blocks_of(int64_t{a.extent.rows} + 1), segment_rows), block, 0, stream, keys, w.starts,
+             count, a.extent.rows);
   if constexpr (!std::is_same_v<T, double>) {
-    if (a.extent.channels % 32 == 0) return run_ordered_plan<OrderedPlan<4, 8, false, kOrderedFlight>>(a, w, ids, stream);
+    if (a.extent.channels % 32 == 0) return run_ordered_plan<OrderedPlan<4, 8, false, 4>>(a, w, ids, stream);
   }
   return run_ordered_plan<OrderedPlan<4, 32, true, 2>>(a, w, ids, stream);
 }
@@ -128,7 +124,8 @@ const char* run_ordered_value(const Inputs& inputs, const Gradients& gradients, 
   a.grad_output = static_cast<const T*>(gradients.output);
   a.grad_value = static_cast<arithmetic_t<T>*>(gradients.value);
   const auto read_levels = ordered_levels<T>;
-  MSP_LAUNCH(read_levels, dim3(1), dim3(kOrderedThreads), 0, stream, levels_of(inputs), w.levels, w.overlap, a.extent.levels);
+  MSP_LAUNCH(read_levels, dim3(1), dim3(kOrderedThreads), 0, stream, levels_of(inputs), w.levels, w.overlap,
+             a.extent.levels);
   const int images = static_cast<int>(chunk_images(e));
   for (a.first_image = 0; a.first_image < e.batch; a.first_image += images) {
     a.images = a.first_image + images < e.batch ? images : static_cast<int>(e.batch) - a.first_image;

@@ -14,7 +14,7 @@
 
 namespace muspace::msda {
 
-constexpr int kMaxTableLevels = 8;   // levels that fit the table in shared memory; more take the general route
+constexpr int kMaxTableLevels = 8;  // levels that fit the table in shared memory; more take the general route
 
 struct alignas(16) TableLevel {
   int32_t width, height, start, unused;
@@ -37,7 +37,8 @@ MSP_DEVICE TableLevel table_level(const LevelSource& source, int index) {
     for (int l = 0; l < index; ++l) rows_above += static_cast<uint64_t>(stated_rows(source.spatial_shapes, l));
     start = static_cast<int64_t>(rows_above);
   }
-  const Level level = fitted_level(source.spatial_shapes[2 * index], source.spatial_shapes[2 * index + 1], start, source.rows);
+  const Level level =
+      fitted_level(source.spatial_shapes[2 * index], source.spatial_shapes[2 * index + 1], start, source.rows);
   TableLevel entry;
   entry.width = level.width;
   entry.height = level.height;
@@ -60,9 +61,9 @@ MSP_DEVICE bool queries_are_pixels(const TableLevel* table, int levels, int quer
   return pixels == queries;
 }
 
-/// The `index`-th query when the pixels of each level are walked in strips of 2^strip_log2 rows, column by column within
-/// a strip. A bijection on [0, queries), so the grid depends on the number of queries alone. Neighbours in this order
-/// sample neighbouring pixels in both directions, which is what the first cache level is large enough for.
+/// The `index`-th query when the pixels of each level are walked in strips of 2^strip_log2 rows, column by column
+/// within a strip. A bijection on [0, queries), so the grid depends on the number of queries alone. Neighbours in this
+/// order sample neighbouring pixels in both directions, which is what the first cache level is large enough for.
 MSP_DEVICE int strip_query(const TableLevel* table, int levels, int index, int strip_log2) {
   int first = 0, l = 0;
   MSP_NO_UNROLL
@@ -79,8 +80,8 @@ MSP_DEVICE int strip_query(const TableLevel* table, int levels, int index, int s
   return first + static_cast<int>((top + within - column * rows) * width + column);
 }
 
-/// order[i] = query at position first + i, or -1 past the end: strips of 2^strip_log2 rows if the queries are the pixels of
-/// the levels, their natural order otherwise.
+/// order[i] = query at position first + i, or -1 past the end: strips of 2^strip_log2 rows if the queries are the
+/// pixels of the levels, their natural order otherwise.
 MSP_DEVICE void fill_query_order(int* order, int count, int first, int queries, const TableLevel* table, int levels,
                                  int strip_log2) {
   const bool strips = strip_log2 >= 0 && queries_are_pixels(table, levels, queries);
@@ -93,8 +94,8 @@ MSP_DEVICE void fill_query_order(int* order, int count, int first, int queries, 
   }
 }
 
-// Locations and weights are fp32 (known when compiled), or each of its own type, known when run. Indices are 32-bit after
-// shifting the pointer to an image, 64-bit otherwise.
+// Locations and weights are fp32 (known when compiled), or each of its own type, known when run. Indices are 32-bit
+// after shifting the pointer to an image, 64-bit otherwise.
 struct Float32Access {
   using scalar = float;
   static Float32Access of(Storage) { return {}; }
@@ -172,7 +173,8 @@ struct Coordinates {
 
   /// The view that begins at sample `first`.
   MSP_DEVICE Coordinates from(int64_t first) const {
-    return {location_access.shift(locations, 2 * first), weight_access.shift(weights, first), location_access, weight_access};
+    return {location_access.shift(locations, 2 * first), weight_access.shift(weights, first), location_access,
+            weight_access};
   }
   template <class Index>
   MSP_DEVICE void load(Index sample, typename Access::scalar (&xy)[2], typename Access::scalar& weight) const {
@@ -189,7 +191,8 @@ struct CoordinateGradients {
   Access location_access, weight_access;
 
   MSP_DEVICE CoordinateGradients from(int64_t first) const {
-    return {location_access.shift(locations, 2 * first), weight_access.shift(weights, first), location_access, weight_access};
+    return {location_access.shift(locations, 2 * first), weight_access.shift(weights, first), location_access,
+            weight_access};
   }
   template <class Index, class A>
   MSP_DEVICE void store(Index sample, const SampleGradient<A>& gradient) const {
@@ -221,8 +224,9 @@ struct SmallDivisor {
   }
 };
 
-/// Grid of a kernel whose blocks are (image, row of the grid, tile of queries): tiles are neighbours in launch order, or rows
-/// are. `rows` are heads, or (head, level) pairs. Coordinates come straight from the block index, so they stay scalar.
+/// Grid of a kernel whose blocks are (image, row of the grid, tile of queries): tiles are neighbours in launch order,
+/// or rows are. `rows` are heads, or (head, level) pairs. Coordinates come straight from the block index, so they stay
+/// scalar.
 struct BlockGrid {
   int rows, tiles, images;
   bool rows_first;
@@ -239,8 +243,9 @@ struct BlockGrid {
 struct Extent32 {
   int batch, rows, heads, channels, queries, levels, points;
   static Extent32 of(const Extent& e) {
-    return {static_cast<int>(e.batch),   static_cast<int>(e.rows),   static_cast<int>(e.heads), static_cast<int>(e.channels),
-            static_cast<int>(e.queries), static_cast<int>(e.levels), static_cast<int>(e.points)};
+    return {static_cast<int>(e.batch),    static_cast<int>(e.rows),    static_cast<int>(e.heads),
+            static_cast<int>(e.channels), static_cast<int>(e.queries), static_cast<int>(e.levels),
+            static_cast<int>(e.points)};
   }
 };
 

@@ -36,15 +36,9 @@ def takes_direct_path(tensors: Sequence[torch.Tensor]) -> bool:
     if _is_compiling():
         return False
     for tensor in tensors:
-        if type(tensor) is not _TENSOR and type(tensor) is not _PARAMETER:
+        if (type(tensor) is not _TENSOR and type(tensor) is not _PARAMETER) or tensor.is_meta:
             return False
-    return not (
-        tensors[0].is_meta  # the public function has made sure that all are on one device
-        or _dispatch_modes()
-        or _profiler_enabled()
-        or _functorch_layer() is not None
-        or _tracing_state() is not None
-    )
+    return not (_dispatch_modes() or _profiler_enabled() or _functorch_layer() is not None or _tracing_state() is not None)
 
 
 class Operator:
