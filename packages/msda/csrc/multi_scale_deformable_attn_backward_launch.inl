@@ -37,42 +37,48 @@ const char* run_sorted(const Inputs& inputs, const Gradients& gradients, const B
   return launch_error();
 }
 
-/// Tile sizes and launch shapes were found by measurement on an H200; see the benchmark notes. kAddValue as in
-/// SortPlan.
+/// Tile sizes and launch shapes were found by measurement on an H200; see the benchmark notes.
+BackwardLaunch backward_launch(const Extent& e) {
+  const bool pixels = e.queries == e.rows && e.levels <= kMaxTableLevels;
+  return {pixels && e.levels == 1, pixels ? 4 : -1};
+}
+
+/// 32 channels and fp32 locations and weights, the common case. kAddValue as in SortPlan.
+template <class T, bool kAddValue>
+const char* sorted_32_channels(const Inputs& inputs, const Gradients& gradients, stream_t stream) {
+  using SmallTiles = SortPlan<4, 8, 128, 128, 6, 1024, 1, false, kAddValue>;
+  using Tiles = SortPlan<4, 8, 512, 128, 7, 4096, 4, false, kAddValue>;
+  using LargeTiles = SortPlan<4, 8, 2048, 256, 4, 16384, 4, false, kAddValue>;
+  const Extent& e = inputs.extent;
+  const BackwardLaunch launch = backward_launch(e);
+  const int64_t blocks = e.queries * e.points / Tiles::kSamples * e.levels * e.batch * e.heads;
+  if (blocks < 400) return run_sorted<SmallTiles, T, Float32Access>(inputs, gradients, launch, stream);
+  if (launch.strip_log2 < 0 && blocks > 8000) {
+    return run_sorted<LargeTiles, T, Float32Access>(inputs, gradients, launch, stream);
+  }
+  return run_sorted<Tiles, T, Float32Access>(inputs, gradients, launch, stream);
+}
+
 template <class T, bool kAddValue>
 const char* choose_sorted(const Inputs& inputs, const Gradients& gradients, stream_t stream) {
-  using Fast = Float32Access;
   using Any = AnyAccess<false>;
+  using Channels16 = SortPlan<4, 4, 512, 128, 7, 4096, 1, false, kAddValue>;
+  using Channels32 = SortPlan<4, 8, 512, 128, 7, 4096, 1, false, kAddValue>;
+  using Channels64 = SortPlan<4, 16, 512, 128, 7, 4096, 1, false, kAddValue>;
+  using Channels128 = SortPlan<4, 32, 512, 128, 7, 4096, 1, false, kAddValue>;
+  using UpTo32 = SortPlan<1, 32, 512, 128, 7, 4096, 1, true, kAddValue>;
+  using UpTo128 = SortPlan<4, 32, 512, 128, 7, 4096, 1, true, kAddValue>;
   const Extent& e = inputs.extent;
-  const bool pixels = e.queries == e.rows && e.levels <= kMaxTableLevels;
-  const BackwardLaunch launch{pixels && e.levels == 1, pixels ? 4 : -1};
+  const BackwardLaunch launch = backward_launch(e);
   if (e.channels == 32 && float32_coordinates(inputs) && e.points >= 4 && e.points <= 128) {
-    const int64_t blocks_of_512 = e.queries * e.points / 512 * e.levels * e.batch * e.heads;
-    if (blocks_of_512 < 400) {
-      return run_sorted<SortPlan<4, 8, 128, 128, 6, 1024, 1, false, kAddValue>, T, Fast>(inputs, gradients, launch,
-                                                                                         stream);
-    }
-    if (!pixels && blocks_of_512 > 8000) {
-      return run_sorted<SortPlan<4, 8, 2048, 256, 4, 16384, 4, false, kAddValue>, T, Fast>(inputs, gradients, launch,
-                                                                                           stream);
-    }
-    return run_sorted<SortPlan<4, 8, 512, 128, 7, 4096, 4, false, kAddValue>, T, Fast>(inputs, gradients, launch,
-                                                                                       stream);
+    return sorted_32_channels<T, kAddValue>(inputs, gradients, stream);
   }
-  switch (e.channels) {
-    case 16:
-      return run_sorted<SortPlan<4, 4, 512, 128, 7, 4096, 1, false, kAddValue>, T, Any>(inputs, gradients, launch,
-                                                                                        stream);
-    case 32:
-      return run_sorted<SortPlan<4, 8, 512, 128, 7, 4096, 1, false, kAddValue>, T, Any>(inputs, gradients, launch,
-                                                                                        stream);
-    case 64:
-      return run_sorted<SortPlan<4, 16, 512, 128, 7, 4096, 1, false, kAddValue>, T, Any>(inputs, gradients, launch,
-                                                                                         stream);
-    default:
-      return run_sorted<SortPlan<4, 32, 512, 128, 7, 4096, 1, true, kAddValue>, T, Any>(inputs, gradients, launch,
-                                                                                        stream);
-  }
+  if (e.channels == 16) return run_sorted<Channels16, T, Any>(inputs, gradients, launch, stream);
+  if (e.channels == 32) return run_sorted<Channels32, T, Any>(inputs, gradients, launch, stream);
+  if (e.channels == 64) return run_sorted<Channels64, T, Any>(inputs, gradients, launch, stream);
+  if (e.channels == 128) return run_sorted<Channels128, T, Any>(inputs, gradients, launch, stream);
+  if (e.channels < 32) return run_sorted<UpTo32, T, Any>(inputs, gradients, launch, stream);
+  return run_sorted<UpTo128, T, Any>(inputs, gradients, launch, stream);
 }
 
 /// Whether the block_sorted kernel takes the problem: a tile holds at least one query, offsets fit 32 bits.

@@ -44,7 +44,7 @@ template <class Plan>
 ForwardLaunch forward_launch(const Extent& e) {
   if (e.batch * e.queries * e.heads < 16384) return {64, 1, false, -1};
   if (e.queries != e.rows) return {128, 1, false, -1};
-  const int wanted = e.levels == 1 ? 4 : 2;
+  const int wanted = e.levels == 1 ? 4 : Plan::kQueries > 1 ? 1 : 2;
   return {Plan::kThreads, wanted < Plan::kBatches ? wanted : Plan::kBatches, e.levels == 1, 3};
 }
 
@@ -53,31 +53,43 @@ const char* fused(const Inputs& inputs, void* output, stream_t stream) {
   return run_fused<Plan, T, Access>(inputs, output, forward_launch<Plan>(inputs.extent), stream);
 }
 
+/// 32 channels and fp32 locations and weights, the common case. Short rows: two heads side by side fill a cache line.
+template <class T>
+const char* fused_32_channels(const Inputs& inputs, void* output, stream_t stream) {
+  constexpr bool kWide = sizeof(T) == 4;
+  constexpr int kVector = kWide ? 4 : 8, kGroup = 32 / kVector, kHeads = kWide ? 1 : 2;
+  using EightPoints = ForwardPlan<kVector, kGroup, kHeads, 1, 1, 8, false, 128, 10, 1>;
+  using FourPoints = ForwardPlan<kVector, kGroup, kHeads, 1, 1, 4, false, 256, 5, 2>;
+  using FourPointsOfPixels = ForwardPlan<kVector, kGroup, kHeads, kWide ? 2 : 1, 1, 4>;
+  const Extent& e = inputs.extent;
+  if (float32_coordinates(inputs)) {
+    if (e.points == 8) return fused<EightPoints, T, Float32Access>(inputs, output, stream);
+    const bool many = e.batch * e.queries * e.heads >= 16384;
+    if (e.points == 4 && e.queries == e.rows && many) {
+      return fused<FourPointsOfPixels, T, Float32Access>(inputs, output, stream);
+    }
+    if (e.points == 4) return fused<FourPoints, T, Float32Access>(inputs, output, stream);
+  }
+  return fused<ForwardPlan<kVector, kGroup, kHeads, 1, 1, 0>, T, AnyAccess<false>>(inputs, output, stream);
+}
+
+/// 16 bytes a lane, except that 16 channels of 16-bit values take 8; other numbers of channels go lane by lane.
 template <class T>
 const char* choose_fused(const Inputs& inputs, void* output, stream_t stream) {
-  using Fast = Float32Access;
   using Any = AnyAccess<false>;
   constexpr bool kWide = sizeof(T) == 4;
-  // 16 bytes a lane, except that 16 channels of 16-bit values take 8
-  constexpr int kVector32 = kWide ? 4 : 8, kGroup32 = 32 / kVector32, kHeads32 = kWide ? 1 : 2;
-  // short rows: two heads side by side fill a cache line
+  constexpr int kVector = kWide ? 4 : 8;
   const Extent& e = inputs.extent;
   const bool pairs = e.heads % 2 == 0;
-  if (e.channels == 32 && (kWide || pairs)) {
-    using EightPoints = ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 8, false, 128, 10, 1>;
-    using OneLevel = ForwardPlan<kVector32, kGroup32, kHeads32, kWide ? 2 : 1, 1, 4>;
-    using FourPoints = ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 4, false, 256, 5, 2>;
-    if (float32_coordinates(inputs)) {
-      if (e.points == 8) return fused<EightPoints, T, Fast>(inputs, output, stream);
-      if (e.points == 4 && e.levels == 1) return fused<OneLevel, T, Fast>(inputs, output, stream);
-      if (e.points == 4) return fused<FourPoints, T, Fast>(inputs, output, stream);
-    }
-    return fused<ForwardPlan<kVector32, kGroup32, kHeads32, 1, 1, 0>, T, Any>(inputs, output, stream);
-  }
+  if (e.channels == 32 && (kWide || pairs)) return fused_32_channels<T>(inputs, output, stream);
   if (e.channels == 16 && pairs) return fused<ForwardPlan<4, 4, 2, 1, 1, 0>, T, Any>(inputs, output, stream);
   if (e.channels == 64) {
-    return fused<ForwardPlan<kVector32, 64 / kVector32, 1, kWide ? 2 : 1, 1, 0>, T, Any>(inputs, output, stream);
+    return fused<ForwardPlan<kVector, 64 / kVector, 1, kWide ? 2 : 1, 1, 0>, T, Any>(inputs, output, stream);
   }
+  if (e.channels == 128) {
+    return fused<ForwardPlan<kVector, 128 / kVector, 1, kWide ? 4 : 2, 1, 0>, T, Any>(inputs, output, stream);
+  }
+  if (e.channels <= 32) return fused<ForwardPlan<1, 32, 1, 8, 1, 0, true>, T, Any>(inputs, output, stream);
   return fused<ForwardPlan<4, 32, 1, 4, 1, 0, true>, T, Any>(inputs, output, stream);
 }
 

@@ -79,11 +79,12 @@ MSP_DEVICE bool locate_ordered(const OrderedArguments<T>& a, int64_t number, int
   const Sample<A> sample = locate(xy[0], xy[1], level.height, level.width);
   if (!sample.inside) return false;
   const bool left = sample.x0 >= 0, upper = sample.y0 >= 0;
-  const A at_left = left ? A(1) - sample.fx : sample.fx, at_right = left ? sample.fx : A(0);
-  const A at_upper = attention * (upper ? A(1) - sample.fy : sample.fy),
-          at_lower = upper ? attention * sample.fy : A(0);
-  weights.corner[0] = at_upper * at_left, weights.corner[1] = at_upper * at_right;
-  weights.corner[2] = at_lower * at_left, weights.corner[3] = at_lower * at_right;
+  const A at_left = left ? A(1) - sample.fx : sample.fx, at_right = sample.fx;
+  const A at_upper = attention * (upper ? A(1) - sample.fy : sample.fy), at_lower = attention * sample.fy;
+  weights.corner[0] = at_upper * at_left;
+  weights.corner[1] = left ? at_upper * at_right : A(0);
+  weights.corner[2] = upper ? at_lower * at_left : A(0);
+  weights.corner[3] = left && upper ? at_lower * at_right : A(0);
   pixel = static_cast<uint32_t>(level.start + (upper ? sample.y0 : 0) * level.width + (left ? sample.x0 : 0));
   return true;
 }
@@ -268,6 +269,7 @@ MSP_DEVICE void add_samples(const SortedSegment<T>& s, const PixelRuns& runs, ui
     A own_weight = A(0);
     if (number < last && (!s.overlap || belongs_to(s, runs, number, level)))
       own_row = load_sample(s, runs, number, own_weight);
+    if (own_weight == A(0)) own_row = kNone;  // also what a sample at the border does not give to its missing corners
     MSP_NO_UNROLL
     for (int lane = 0; lane < Plan::kGroup && done + lane < longest; lane += Plan::kFlight) {
       A weight[Plan::kFlight], gradient[Plan::kFlight][Plan::kVector];
