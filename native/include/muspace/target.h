@@ -18,7 +18,6 @@
 // On MSP_BACKEND_CPU only MSP_HD and MSP_DEVICE exist; MSP_BACKEND_EMU takes everything from emu.h.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -73,7 +72,6 @@ using stream_t = MSP_RT(Stream_t);
 
 #if defined(MSP_BACKEND_HIP)
 // gfx9 waves run in lock step: only the compiler has to be kept from moving memory accesses over the barrier.
-#define MSP_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads)
 #define MSP_SYNC_WARP()                                    \
   do {                                                     \
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront"); \
@@ -83,43 +81,35 @@ using stream_t = MSP_RT(Stream_t);
 #define MSP_SHUFFLE_XOR(value, mask) __shfl_xor(value, mask, 32)
 #define MSP_SHUFFLE_UP(value, delta) __shfl_up(value, delta, 32)
 #define MSP_SHUFFLE(value, lane) __shfl(value, lane, 32)
+#define MSP_UNIFORM(value) __builtin_amdgcn_readfirstlane(value)
 #else
-#if defined(MSP_BACKEND_CUDA)
-#define MSP_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
-#else
-#define MSP_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads)
-#endif
 #define MSP_SYNC_WARP() __syncwarp()
 #define MSP_SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xffffffffu, value, mask, 32)
 #define MSP_SHUFFLE_UP(value, delta) __shfl_up_sync(0xffffffffu, value, delta, 32)
 #define MSP_SHUFFLE(value, lane) __shfl_sync(0xffffffffu, value, lane, 32)
 #endif
 
+// Loads of read-only data may stay in the first cache level; streaming stores are not read again soon.
 #if defined(MSP_BACKEND_CUDA)
+#define MSP_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
 #define MSP_UNIFORM(value) __shfl_sync(0xffffffffu, value, 0)
-#elif defined(MSP_BACKEND_HIP)
-#define MSP_UNIFORM(value) __builtin_amdgcn_readfirstlane(value)
-#else
-#define MSP_UNIFORM(value) (value)
-#endif
-
-// Read-only loads that may stay in the first cache level, and stores that are not read again soon.
-#if defined(MSP_BACKEND_CUDA)
 #define MSP_LOAD_CACHED(pointer) __ldg(pointer)
 #define MSP_STORE_STREAMING(pointer, value) __stcs(pointer, value)
 #else
+#define MSP_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads)
+#if defined(MSP_BACKEND_MUSA)
+#define MSP_UNIFORM(value) (value)
+#endif
 #define MSP_LOAD_CACHED(pointer) (*(pointer))
 #define MSP_STORE_STREAMING(pointer, value) (*(pointer) = (value))
 #endif
 
-// fp32 vector atomics in global memory.
-#if defined(MSP_BACKEND_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(MSP_NO_VECTOR_ATOMICS)
-#define MSP_VECTOR_ATOMICS 1
-#endif
-
-// Reductions of a warp in one instruction.
+// Reductions of a warp in one instruction; fp32 vector atomics in global memory.
 #if defined(MSP_BACKEND_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define MSP_WARP_REDUCE 1
+#if __CUDA_ARCH__ >= 900 && !defined(MSP_NO_VECTOR_ATOMICS)
+#define MSP_VECTOR_ATOMICS 1
+#endif
 #endif
 
 // 16-bit floats by the target's own conversions. bf16 has portable code in numeric.h, which only CUDA overrides.

@@ -113,8 +113,8 @@ def _check_arguments(
         raise checks.fail("sampling_locations", "shape [B, Q, H, L, P, 2]", list(shape))
     if shape[3] != levels:
         hint = " (legacy_level_alias=True reproduces checkpoints trained so)" if shape[3] > levels else ""
-        expected = f"L = {levels} levels, the rows of spatial_shapes"
-        raise checks.fail("sampling_locations", expected, f"L = {shape[3]} levels{hint}")
+        rows = f"L = {levels} levels, the rows of spatial_shapes"
+        raise checks.fail("sampling_locations", rows, f"L = {shape[3]} levels{hint}")
     if shape[0] != batch or shape[2] != heads:
         expected = (batch, shape[1], heads, levels, shape[4], 2)
         checks.shape("sampling_locations", sampling_locations, "B Q H L P 2", expected)
