@@ -76,8 +76,11 @@ def as_tensors(
         if starts.shape != (size[0],):
             checks.shape("level_start_index", starts, "L", (size[0],))
     elif isinstance(level_start_index, Sequence):
-        starts = _from_rows(_integers("level_start_index", level_start_index, 1), value)
+        numbers = _integers("level_start_index", level_start_index, 1)
+        starts = _from_rows(numbers, value)
         checks.shape("level_start_index", starts, "L", (size[0],))
+        if not isinstance(spatial_shapes, torch.Tensor):
+            check_contents(rows, numbers, value.shape[1])
     else:
         raise TypeError(f"level_start_index: expected a tensor, a list or None, got {type(level_start_index).__name__}")
     return shapes, starts
