@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from muspace_core.dispatch import Dispatcher
 from muspace_core.register import register
@@ -11,28 +13,12 @@ from muspace_msda import _native
 from muspace_msda._spec import MULTI_SCALE_DEFORMABLE_ATTN
 
 
-def _fake_forward(
-    value: torch.Tensor,
-    spatial_shapes: torch.Tensor,
-    level_start_index: torch.Tensor,
-    sampling_locations: torch.Tensor,
-    attention_weights: torch.Tensor,
-    backend: str,
-    deterministic: bool,
-) -> torch.Tensor:
+def _fake_forward(value: torch.Tensor, _shapes: Any, _starts: Any, sampling_locations: torch.Tensor, *_: Any) -> torch.Tensor:
     return value.new_empty(value.shape[0], sampling_locations.shape[1], value.shape[2] * value.shape[3])
 
 
-def _fake_backward(
-    grad_output: torch.Tensor,
-    value: torch.Tensor,
-    spatial_shapes: torch.Tensor,
-    level_start_index: torch.Tensor,
-    sampling_locations: torch.Tensor,
-    attention_weights: torch.Tensor,
-    backend: str,
-    deterministic: bool,
-) -> _native.Gradients:
+def _fake_backward(_grad_output: Any, value: torch.Tensor, *rest: Any) -> _native.Gradients:
+    _shapes, _starts, sampling_locations, attention_weights, *_ = rest
     return (
         value.new_empty(value.shape),
         sampling_locations.new_empty(sampling_locations.shape),
