@@ -89,8 +89,10 @@ def cmake(session: nox.Session, family: str, name: str, backends: str, *options:
 
 
 def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
-    """pytest from the root, with the arguments after ``--`` appended."""
-    python(session, "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
+    """pytest from the root, with the arguments after ``--`` appended; a selection may leave a package without tests."""
+    nothing_selected = [5] if session.posargs else []
+    command = [sys.executable, "-m", "pytest", "-q", *arguments, *session.posargs]
+    session.run(*command, env=env, external=True, success_codes=[0, *nothing_selected])
 
 
 @nox.session

@@ -113,8 +113,11 @@ inline void check_shape(const TensorView& tensor, const char* name, std::initial
   TVM_FFI_THROW(ValueError) << name << ": expected shape " << shape_text(expected) << ", got " << shape_text(sizes);
 }
 
-inline void check_contiguous(const TensorView& tensor, const char* name) {
-  if (tensor.ndim() == 0 || element_count(tensor) == 0) return;
+// Contiguous, and with memory: a tensor whose storage was freed keeps its shape.
+inline void check_dense(const TensorView& tensor, const char* name) {
+  if (element_count(tensor) == 0) return;
+  if (tensor.data_ptr() == nullptr) TVM_FFI_THROW(ValueError) << name << ": expected a tensor with memory, got none";
+  if (tensor.ndim() == 0) return;
   const auto strides = tensor.strides();
   int64_t expected = 1;
   for (int i = tensor.ndim() - 1; i >= 0; --i) {

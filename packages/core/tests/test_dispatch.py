@@ -42,6 +42,9 @@ class FakeLibrary:
         self.asked += 1
         return None if backend in self.present else f"libtoy_{backend}.so is not here"
 
+    def load(self, backend: str) -> str:
+        return f"module of {backend}"
+
     def path(self, backend: str) -> Path | None:
         return Path(f"/somewhere/libtoy_{backend}.so") if backend in self.present else None
 
@@ -55,7 +58,7 @@ def _spec(reference: bool = True, name: str = "toy") -> OpSpec:
 
 
 def _dispatcher(*present: str, reference: bool = True) -> Dispatcher:
-    return Dispatcher(_spec(reference), FakeLibrary(*present), lambda backend, *details: "/".join((backend, *details)))
+    return Dispatcher(_spec(reference), FakeLibrary(*present), lambda *arguments: "/".join(arguments))
 
 
 @pytest.mark.parametrize("request_", ["auto", "native", "cpu"])
@@ -206,7 +209,7 @@ def test_the_report_is_rendered_when_asked_for() -> None:
     dispatcher.record(dispatcher.choose("auto", torch.device("cpu"), F32), "auto", torch.ones(2), ("wide",))
     assert not rendered
     report = get_last_dispatch_report()
-    assert rendered == [("cpu", "wide")] and report is not None
+    assert rendered == [("module of cpu", "cpu", "wide")] and report is not None
     assert report.as_dict() == {
         "operator": "toy", "device": "cpu", "dtype": "float32", "requested_backend": "auto", "selected_backend": "cpu",
         "native_fallback": False, "route": "native", "reason": report.reason, "library": "/somewhere/libtoy_cpu.so",

@@ -36,7 +36,7 @@ void check_like(const TensorView& tensor, const char* name, DLDataType dtype, st
   ffi::check_shape(tensor, name, shape);
   ffi::check_dtype(tensor, name, dtype.code, dtype.bits);
   ffi::check_same_device(tensor, name, device);
-  ffi::check_contiguous(tensor, name);
+  ffi::check_dense(tensor, name);
 }
 
 constexpr DLDataType kInt64{kDLInt, 64, 1};
@@ -50,7 +50,7 @@ Inputs checked_inputs(const TensorView& value, const TensorView& spatial_shapes,
   inputs.extent = {value.size(0),     value.size(1),     value.size(2),    value.size(3),
                    locations.size(1), locations.size(3), locations.size(4)};
   const Extent& e = inputs.extent;
-  ffi::check_contiguous(value, "value");
+  ffi::check_dense(value, "value");
   check_like(spatial_shapes, "spatial_shapes", kInt64, {e.levels, 2}, device);
   const bool derived = level_start_index.ndim() == 1 && level_start_index.size(0) == 0;
   check_like(level_start_index, "level_start_index", kInt64, {derived ? 0 : e.levels}, device);
@@ -137,7 +137,7 @@ void backward(TensorView grad_value, TensorView grad_sampling_locations, TensorV
   }
   const int64_t needed = workspace_bytes(e, code), given = ffi::byte_count(workspace);
   ffi::check_same_device(workspace, "workspace", device);
-  ffi::check_contiguous(workspace, "workspace");
+  ffi::check_dense(workspace, "workspace");
   if (given < needed) {
     TVM_FFI_THROW(ValueError) << "workspace: expected at least " << needed << " bytes, got " << given;
   }

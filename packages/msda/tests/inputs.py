@@ -279,7 +279,7 @@ CONTENTS = (
     _refused(
         "overflowing",
         _contents("spatial_shapes", (0,), 1 << 32),
-        f"level_start_index[0]: expected a level of 4294967296 x 4294967296 {_ROWS} 0",
+        "spatial_shapes[0]: expected height and width up to 16777216, got (4294967296, 4294967296)",
     ),
     _refused(
         "negative_start",

@@ -21,6 +21,13 @@ def tensors(**arguments: Any) -> None:
             raise TypeError(f"{argument}: expected a torch.Tensor, got {type(value).__name__}")
 
 
+def layout(**arguments: torch.Tensor) -> None:
+    """ValueError for the first tensor that is sparse, mkldnn or of another layout than strided."""
+    for argument, value in arguments.items():
+        if value.layout is not torch.strided:
+            raise fail(argument, "a strided tensor", f"layout {str(value.layout).removeprefix('torch.')}")
+
+
 def rank(argument: str, value: torch.Tensor, axes: str) -> None:
     """Number of dimensions; ``axes`` names them, as in ``"B S H D"``."""
     if value.dim() != len(axes.split()):

@@ -10,6 +10,8 @@ import torch
 from muspace_core import environment
 
 BACKENDS: Final = ("cpu", "cuda", "hip", "musa", "emu")
+#: More threads than any machine has; a larger wish is cut to it.
+MOST_THREADS: Final = 1 << 16
 #: Device type on which a backend's tensors live.
 DEVICE_TYPES: Final = {"cpu": "cpu", "cuda": "cuda", "hip": "cuda", "musa": "musa", "emu": "cpu"}
 
@@ -36,9 +38,9 @@ def thread_count() -> int:
     text = environment.NUM_THREADS.value()
     if not text:
         return torch.get_num_threads()
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise ValueError(f"{environment.NUM_THREADS.name}: expected a positive integer, got {text!r}")
-    return int(text)
+    return min(int(text), MOST_THREADS)
 
 
 def launch_context(backend: str, device: torch.device) -> int:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from muspace_core import environment
 from muspace_core.device import BACKENDS, DEVICE_TYPES, backend_for
@@ -25,8 +26,8 @@ REQUESTS = ("auto", "native", *BACKENDS, "reference")
 class DispatchReport:
     """What the last public operator call of this process did.
 
-    Recorded by forward calls in eager mode only: backward passes and compiled graphs record nothing. Where a gradient was
-    recorded, ``route`` is ``<forward>+<backward>``; the backward route is fixed at forward time.
+    Recorded by forward calls in eager mode only: backward passes, compiled graphs and calls that raise record nothing.
+    Where a gradient was recorded, ``route`` is ``<forward>+<backward>``; the backward route is fixed at forward time.
     """
 
     operator: str
@@ -47,17 +48,23 @@ class DispatchReport:
 
 @dataclass(frozen=True)
 class Choice:
-    """Outcome of a dispatch decision: the backend, why, and whether it is a fallback from a native one."""
+    """Outcome of a dispatch decision: the backend, why, whether it is a fallback, and the library that was loaded for it."""
 
     backend: str
     reason: str
     fallback: bool = False
+    path: str | None = None
+    module: Any = None
+
+
+_SHAPES_ONLY = Choice("meta", "shapes only")
 
 
 class Dispatcher:
     """The dispatch decisions of one operator over one family's libraries.
 
-    ``route(backend, *details)`` names the route of a call from what ``record`` was given; it runs when a report is read.
+    ``route(module, backend, *details)`` names the route of a call from what ``record`` was given; it runs when a report is
+    read, and ``module`` is the library that ran then.
     """
 
     def __init__(self, spec: OpSpec, library: NativeLibrary, route: Callable[..., str]) -> None:
@@ -69,21 +76,24 @@ class Dispatcher:
         _DISPATCHERS[spec.qualified_name] = self
 
     def why_not(self, backend: str, *tensors: torch.Tensor) -> str | None:
-        """The sentence with which dispatch would refuse ``backend`` for these tensors, or ``None`` if it would run."""
-        _check_request(backend)
-        for tensor in tensors:
-            if backend == "reference":
-                return None if self.spec.reference else f"{self.spec.name} has no reference implementation"
-            native = self._resolve(backend, tensor.device.type)
-            reason = self._refusal(native, tensor.device.type, tensor.dtype)
-            if reason:
-                return reason
-        if not tensors and backend in BACKENDS:
-            return self.library.failure(backend)
-        return None
+        """The sentence with which dispatch would refuse ``backend`` for a call whose first tensor is ``tensors[0]``.
+
+        ``None`` if it would run there, by whatever backend ``auto`` and ``native`` stand for. Without tensors it speaks of
+        the library alone.
+        """
+        _check_request(backend, "backend")
+        if not tensors:
+            return self.library.failure(backend) if backend in BACKENDS else None
+        try:
+            choice = self._decide(backend, tensors[0].device.type, tensors[0].dtype)
+        except BackendUnavailable as error:
+            return str(error).removeprefix(f"{self.spec.name}: ")
+        return choice.reason if choice.fallback else None
 
     def choose(self, requested: str, device: torch.device, dtype: torch.dtype) -> Choice:
         """Backend for a call; raises ``BackendUnavailable`` for a request that cannot be met and in strict mode."""
+        if type(requested) is not str:
+            raise TypeError(f"backend: expected a string, got {type(requested).__name__}")
         key = (requested, device, dtype, *environment.dispatch_state())
         choice = self._choices.get(key)
         if choice is None:
@@ -99,25 +109,30 @@ class Dispatcher:
         return choice
 
     def _decide(self, requested: str, device_type: str, dtype: torch.dtype) -> Choice:
-        _check_request(requested)
+        _check_request(requested, "backend")
         if device_type == "meta":
-            return Choice("meta", "shapes only")
-        if requested == "auto" and environment.FORCE_BACKEND.value():
-            requested = environment.FORCE_BACKEND.value()
-            _check_request(requested)
+            return _SHAPES_ONLY
+        reason, hint = "requested", ""
+        if requested == "auto":
+            reason = f"native backend of {device_type}"
+            forced = environment.FORCE_BACKEND.value()
+            if forced:
+                _check_request(forced, environment.FORCE_BACKEND.name)
+                requested, reason = forced, f"{environment.FORCE_BACKEND.name}={forced}"
+                hint = f" ({reason})"
         if requested == "reference":
             if not self.spec.reference:
-                raise BackendUnavailable(f"{self.spec.name} has no reference implementation")
-            return Choice("reference", "requested")
+                raise BackendUnavailable(f"{self.spec.name} has no reference implementation{hint}")
+            return Choice("reference", reason)
         backend = self._resolve(requested, device_type)
         refusal = self._refusal(backend, device_type, dtype)
-        if refusal is None:
-            return Choice(backend or "", f"native backend of {device_type}" if requested == "auto" else "requested")
+        if refusal is None and backend is not None:
+            return Choice(backend, reason, path=str(self.library.path(backend)), module=self.library.load(backend))
         if requested != "auto" or not self.spec.reference:
-            raise BackendUnavailable(f"{self.spec.name}: {refusal}")
+            raise BackendUnavailable(f"{self.spec.name}: {refusal}{hint}")
         if environment.STRICT.enabled():
             raise BackendUnavailable(f"{self.spec.name}: {refusal} ({environment.STRICT.name} forbids the reference)")
-        return Choice("reference", refusal, fallback=True)
+        return Choice("reference", str(refusal), fallback=True)
 
     @staticmethod
     def _resolve(requested: str, device_type: str) -> str | None:
@@ -137,11 +152,13 @@ class Dispatcher:
         return self.library.failure(backend)
 
     def record(self, choice: Choice, requested: str, tensor: torch.Tensor, details: tuple[Any, ...]) -> None:
-        """Remembers this call; one tuple assignment, rendered only when somebody asks.
+        """Remembers the call that made ``tensor``; one tuple assignment, rendered only when somebody asks.
 
         ``details`` hold sizes and flags, never a tensor, so that the report keeps no memory alive.
         """
         global _last
+        if type(tensor) is not torch.Tensor and isinstance(tensor, FakeTensor):
+            choice = _SHAPES_ONLY
         _last = (self, choice, requested, tensor.device, tensor.dtype, details)
         if environment.DISPATCH_LOG.enabled():
             print(f"muspace: {get_last_dispatch_report()}", file=sys.stderr)
@@ -159,9 +176,9 @@ def choose_while_compiling(qualified_name: str, requested: str, device_type: str
 _last: tuple[Dispatcher, Choice, str, torch.device, torch.dtype, tuple[Any, ...]] | None = None
 
 
-def _check_request(backend: str) -> None:
+def _check_request(backend: str, origin: str) -> None:
     if backend not in REQUESTS:
-        raise ValueError(f"backend: expected one of {', '.join(REQUESTS)}; got {backend!r}")
+        raise ValueError(f"{origin}: expected one of {', '.join(REQUESTS)}; got {backend!r}")
 
 
 @functools.cache
@@ -188,7 +205,6 @@ def get_last_dispatch_report() -> DispatchReport | None:
         return None
     dispatcher, choice, requested, device, dtype, details = _last
     native = choice.backend in BACKENDS
-    path = dispatcher.library.path(choice.backend) if native else None
     return DispatchReport(
         operator=dispatcher.spec.name,
         device=str(device),
@@ -196,8 +212,8 @@ def get_last_dispatch_report() -> DispatchReport | None:
         requested_backend=requested,
         selected_backend=choice.backend,
         native_fallback=choice.fallback,
-        route=dispatcher.route(choice.backend, *details) if native else choice.backend,
+        route=dispatcher.route(choice.module, choice.backend, *details) if native else choice.backend,
         reason=choice.reason,
-        library=str(path) if path else None,
+        library=choice.path,
         versions=dict(_versions(dispatcher.spec.package)),
     )

@@ -69,11 +69,16 @@ class NativeLibrary:
     def _open(self, backend: str) -> Any:
         path = self.path(backend)
         if path is None:
-            where = environment.LIBRARY_PATH.value() or f"{self.package}/_lib"
-            raise BackendUnavailable(
-                f"lib{self.family}_{backend}.so is not in {where}; install a muspace-{self.family} wheel built for "
-                f"{backend}, or rebuild with MUSPACE_BACKENDS={backend}"
-            )
+            name, folders = f"lib{self.family}_{backend}.so", environment.LIBRARY_PATH.value()
+            if folders:
+                variable = environment.LIBRARY_PATH.name
+                raise BackendUnavailable(
+                    f"{name} is not in {folders}; correct {variable}, or unset it to use the installed muspace-{self.family}"
+                )
+            remedy = f"install a muspace-{self.family} wheel built for {backend}, or rebuild with MUSPACE_BACKENDS={backend}"
+            if backend == "emu":
+                remedy = "the emulation is in no wheel: build it with MUSPACE_BACKENDS=emu"
+            raise BackendUnavailable(f"{name} is not in {self.package}/_lib; {remedy}")
         try:
             module = _import_tvm_ffi().load_module(str(path))
             info = dict(field.split("=", 1) for field in module.get_function("abi_info")().split(";"))
@@ -84,6 +89,8 @@ class NativeLibrary:
                 f"{path.name} has muspace-abi {info.get('muspace-abi')}, this muspace-core speaks {ABI}; "
                 f"install a muspace-{self.family} of the same release"
             )
+        if (info.get("family"), info.get("backend")) != (self.family, backend):
+            raise BackendUnavailable(f"{path.name} says that it is {info.get('family')} for {info.get('backend')}")
         return module
 
     def failure(self, backend: str) -> str | None:

@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
 from muspace_core.spec import OpSpec
 
+_NO_SECOND_DERIVATIVE = "{} can be differentiated once; its backward has no derivative"
 _TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter
 _profiler_enabled = torch.autograd._profiler_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -70,36 +71,54 @@ class Operator:
         return False
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
+        if _is_compiling():
+            return self.forward_op(*arguments)
         tensors = arguments[: self.tensor_count]
+        if forward_ad._current_level >= 0:
+            self._refuse_tangents(tensors)
         if not takes_direct_path(tensors):
             return self.forward_op(*arguments)
         if self.records_gradient(tensors):
             return self._function.apply(*arguments)
         return self._forward(*arguments)
 
+    def _refuse_tangents(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Neither path would carry a tangent; both would drop it without a word."""
+        for index in self._differentiable:
+            if forward_ad.unpack_dual(tensors[index]).tangent is not None:
+                raise NotImplementedError(f"{self.spec.name} has no forward-mode derivative; use reverse mode")
+
 
 def _autograd_function(
-    name: str,
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    tensor_count: int,
-    differentiable: Sequence[int],
+    name: str, forward: Callable[..., Any], backward: Callable[..., Any], tensor_count: int, differentiable: Sequence[int]
 ) -> Any:
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
-            ctx.save_for_backward(*arguments[:tensor_count])
-            ctx.options = arguments[tensor_count:]
-            return forward(*arguments)
+    """The autograd.Function of a direct call, named after the operator.
 
-        @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-            grads = backward(grad_output, *ctx.saved_tensors, *ctx.options)
-            return _spread(grads, differentiable, tensor_count + len(ctx.options), ctx.needs_input_grad)
+    ``once_differentiable`` would not do: it lets a second derivative through as a constant where the incoming gradient needs
+    none. So with ``create_graph`` the backward is a function of its own, whose backward refuses.
+    """
 
-    Function.__name__ = Function.__qualname__ = name
-    return Function
+    def refuse(_ctx: Any, *_grads: Any) -> None:
+        raise RuntimeError(_NO_SECOND_DERIVATIVE.format(name))
+
+    def run_once(_ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        return backward(*arguments)
+
+    members = {"forward": staticmethod(run_once), "backward": staticmethod(refuse)}
+    once: Any = type(f"{name}_backward", (torch.autograd.Function,), members)
+
+    def run_forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        ctx.save_for_backward(*arguments[:tensor_count])
+        ctx.options = arguments[tensor_count:]
+        return forward(*arguments)
+
+    def run_backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call = once.apply if torch.is_grad_enabled() else backward
+        grads = call(grad_output, *ctx.saved_tensors, *ctx.options)
+        return _spread(grads, differentiable, tensor_count + len(ctx.options), ctx.needs_input_grad)
+
+    members = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
+    return type(name, (torch.autograd.Function,), members)
 
 
 def _spread(
@@ -148,7 +167,11 @@ def register(
         grads = operator.backward_op(grad_output, *ctx.saved_tensors, *ctx.options)
         return _spread(grads, differentiable, tensor_count + len(ctx.options), ctx.needs_input_grad)
 
+    def refuse(_ctx: Any, *_grads: Any) -> None:
+        raise RuntimeError(_NO_SECOND_DERIVATIVE.format(spec.name))
+
     torch.library.register_autograd(spec.qualified_name, registered_backward, setup_context=setup_context, lib=library)
+    torch.library.register_autograd(f"{spec.qualified_name}_backward", refuse, lib=library)
     return operator
 
 

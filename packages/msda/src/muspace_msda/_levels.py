@@ -13,24 +13,34 @@ from muspace_core.register import takes_direct_path
 
 Levels = torch.Tensor | Sequence[Sequence[int]]
 _INDEX_DTYPES = (torch.int64, torch.int32)
+_INT64 = 1 << 63
 
 
+#: Sides up to this are exact in fp32, which the window test of the kernels needs.
+MAX_SIDE = 1 << 24
+
+
+# Both caches serve training and inference: a tensor made under inference_mode could never be saved for a backward.
 @functools.lru_cache(maxsize=256)
 def _cached(numbers: tuple[tuple[int, ...], ...] | tuple[int, ...], device: torch.device) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device=device)
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
 @functools.lru_cache(maxsize=16)
 def no_starts(device: torch.device) -> torch.Tensor:
     """The empty ``level_start_index``, which makes the kernels derive it."""
-    return torch.empty(0, dtype=torch.int64, device=device)
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=torch.int64, device=device)
 
 
 def _integers(argument: str, numbers: Sequence, depth: int) -> tuple:
     """Nested tuples of integers; TypeError for anything that is not an exact integer."""
     try:
         if depth == 1:
-            return tuple(operator.index(number) for number in numbers)
+            # a symbolic size must stay one: index() would make it a constant of the graph
+            symbolic = (int, torch.SymInt)
+            return tuple(number if isinstance(number, symbolic) else operator.index(number) for number in numbers)
         return tuple(_integers(argument, row, depth - 1) for row in numbers)
     except TypeError:
         raise TypeError(f"{argument}: expected a tensor or a list of integers, got {numbers!r}") from None
@@ -77,24 +87,26 @@ def as_tensors(
             checks.shape("level_start_index", starts, "L", (size[0],))
     elif isinstance(level_start_index, Sequence):
         numbers = _integers("level_start_index", level_start_index, 1)
-        starts = _from_rows(numbers, value)
-        checks.shape("level_start_index", starts, "L", (size[0],))
+        if len(numbers) != size[0]:
+            raise checks.fail("level_start_index", f"shape [L] = [{size[0]}]", [len(numbers)])
         if not isinstance(spatial_shapes, torch.Tensor):
             check_contents(rows, numbers, value.shape[1])
+        if any(not -_INT64 <= number < _INT64 for number in numbers):
+            raise checks.fail("level_start_index", "64-bit integers", level_start_index)
+        starts = _from_rows(numbers, value)
     else:
         raise TypeError(f"level_start_index: expected a tensor, a list or None, got {type(level_start_index).__name__}")
     return shapes, starts
 
 
 def check_contents(shapes: Sequence[Sequence[int]], starts: Sequence[int] | None, length: int) -> None:
-    """Raises ValueError unless the levels are positive and lie inside the ``length`` rows of ``value``.
-
-    Without ``starts`` the levels must fill ``value`` exactly.
-    """
+    """Raises ValueError unless the levels are positive, lie inside the ``length`` rows of ``value`` and add up to them."""
     total = 0
     for level, (height, width) in enumerate(shapes):
         if height < 1 or width < 1:
             raise checks.fail(f"spatial_shapes[{level}]", "positive height and width", f"({height}, {width})")
+        if height > MAX_SIDE or width > MAX_SIDE:
+            raise checks.fail(f"spatial_shapes[{level}]", f"height and width up to {MAX_SIDE}", f"({height}, {width})")
         if starts is not None and not 0 <= starts[level] <= length - height * width:
             raise checks.fail(
                 f"level_start_index[{level}]",

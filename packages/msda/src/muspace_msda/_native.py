@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from muspace_core import environment
 from muspace_core.device import launch_context
@@ -21,12 +23,12 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def route(
-    backend: str, value: torch.Size, locations: torch.Size, dtype: torch.dtype, gradient: bool, deterministic: bool
+    module: Any, backend: str, value: torch.Size, locations: torch.Size, dtype: torch.dtype, gradient: bool, deterministic: bool
 ) -> str:
     """Name of the route of a call: ``<forward>`` or, if a gradient was recorded, ``<forward>+<backward>``."""
     if backend == "cpu":  # one path, bit-reproducible both ways
         return "native+ordered" if gradient else "native"
-    reached = LIBRARY.function(backend, "multi_scale_deformable_attn_route")
+    reached = module.get_function("multi_scale_deformable_attn_route")
     sizes = (*value, locations[1], locations[3], locations[4], int(dtype is torch.float64))
     forward = FORWARD_ROUTES[reached(*sizes, 0, FUSED)]
     if not gradient:
@@ -35,8 +37,9 @@ def route(
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    # A lazy negation shares the data pointer of the tensor that it negates.
-    return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()
+    if tensor.is_neg() or tensor._is_zerotensor():  # lazy: a negation shares its source's memory, a zero tensor has none
+        tensor = tensor.clone()
+    return tensor.contiguous()
 
 
 def forward(

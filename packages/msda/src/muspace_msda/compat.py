@@ -54,12 +54,16 @@ def multi_scale_deformable_attn_pytorch(
     value_spatial_shapes: torch.Tensor,
     sampling_locations: torch.Tensor,
     attention_weights: torch.Tensor,
+    *,
+    legacy_level_alias: bool = False,
 ) -> torch.Tensor:
     """mmcv's Python helper: the call without ``level_start_index``, here on the native backend.
 
     Arguments, shapes and errors of ``muspace_msda.multi_scale_deformable_attn``.
     """
-    return multi_scale_deformable_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights)
+    return multi_scale_deformable_attn(
+        value, value_spatial_shapes, None, sampling_locations, attention_weights, legacy_level_alias=legacy_level_alias
+    )
 
 
 __all__ = [

@@ -26,6 +26,7 @@ class MultiScaleDeformableAttention(nn.Module):
         batch_first: inputs are ``[B, N, C]`` instead of ``[N, B, C]``.
         norm_cfg, init_cfg: accepted for compatibility, ignored.
         value_proj_ratio: width of the value projection relative to ``embed_dims``.
+        legacy_level_alias: as for ``multi_scale_deformable_attn``.
 
     Parameters: ``sampling_offsets``, ``attention_weights``, ``value_proj`` and ``output_proj``, all ``nn.Linear``.
     Determinism: that of ``multi_scale_deformable_attn``.
@@ -52,13 +53,18 @@ class MultiScaleDeformableAttention(nn.Module):
         norm_cfg: Any = None,
         init_cfg: Any = None,
         value_proj_ratio: float = 1.0,
+        *,
+        legacy_level_alias: bool = False,
     ) -> None:
         super().__init__()
+        if num_heads < 1:
+            raise checks.fail("num_heads", "a positive number", num_heads)
         if embed_dims % num_heads:
             raise checks.fail("embed_dims", f"a multiple of num_heads = {num_heads}", embed_dims)
         self.embed_dims, self.num_heads = embed_dims, num_heads
         self.num_levels, self.num_points = num_levels, num_points
         self.im2col_step, self.batch_first, self.norm_cfg = im2col_step, batch_first, norm_cfg
+        self.legacy_level_alias = legacy_level_alias
         value_dims = int(embed_dims * value_proj_ratio)
         self.dropout = nn.Dropout(dropout)
         self.sampling_offsets = nn.Linear(embed_dims, num_heads * num_levels * num_points * 2)
@@ -124,7 +130,9 @@ class MultiScaleDeformableAttention(nn.Module):
             projected = projected.masked_fill(key_padding_mask[..., None], 0.0)
         projected = projected.view(batch, rows, self.num_heads, -1)
         locations, weights = self._points(query, reference_points, spatial_shapes)
-        output = multi_scale_deformable_attn(projected, spatial_shapes, level_start_index, locations, weights)
+        output = multi_scale_deformable_attn(
+            projected, spatial_shapes, level_start_index, locations, weights, legacy_level_alias=self.legacy_level_alias
+        )
         output = self.output_proj(output)
         if not self.batch_first:
             output = output.permute(1, 0, 2)

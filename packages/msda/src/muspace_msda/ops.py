@@ -21,8 +21,8 @@ _COORDINATE_DTYPES_FP64 = (torch.float64, torch.float32)
 def multi_scale_deformable_attn(
     value: torch.Tensor,
     spatial_shapes: torch.Tensor | Sequence[Sequence[int]],
-    level_start_index: torch.Tensor | Sequence[int] | None,
-    sampling_locations: Any,
+    level_start_index: Any = None,
+    sampling_locations: Any = None,
     attention_weights: Any = None,
     im2col_step: int = 64,
     *,
@@ -50,7 +50,8 @@ def multi_scale_deformable_attn(
         legacy_level_alias: reproduces checkpoints trained with fewer levels in ``spatial_shapes`` than in
             ``sampling_locations``, where the upstream kernel read the first ``B*Q*H*L`` groups of ``P`` points.
 
-    The four-argument form ``(value, spatial_shapes, sampling_locations, attention_weights)`` is accepted too.
+    The four-argument form ``(value, spatial_shapes, sampling_locations, attention_weights)`` is accepted too. Lists are
+    constants of the call; sides of a level go up to 2^24.
 
     Returns:
         ``[B, Q, H*D]`` in the dtype of ``value``. Differentiable once in ``value``, ``sampling_locations`` and
@@ -61,6 +62,7 @@ def multi_scale_deformable_attn(
         ValueError: wrong rank, size, level count or device; levels that do not fit ``value`` (lists and cpu tensors always,
             device tensors under ``MUSPACE_CHECK=1``; otherwise a level that does not fit contributes zero).
         BackendUnavailable: a named backend cannot run the call, or strict mode forbids the fallback.
+        NotImplementedError, RuntimeError: forward-mode and second derivatives, which do not exist.
 
     Determinism: the forward is bit-reproducible. The backward is on cpu; on a GPU the value gradient ends in fp32 atomics
     unless ``torch.use_deterministic_algorithms(True)`` held when the forward ran.
@@ -74,7 +76,8 @@ def multi_scale_deformable_attn(
         >>> out.shape
         torch.Size([1, 3, 16])
     """
-    if attention_weights is None:  # the four-argument form
+    if attention_weights is None and isinstance(level_start_index, torch.Tensor) and level_start_index.is_floating_point():
+        # the four-argument form, by position
         level_start_index, sampling_locations, attention_weights = None, level_start_index, sampling_locations
     tensor = torch.Tensor
     if not (isinstance(value, tensor) and isinstance(sampling_locations, tensor) and isinstance(attention_weights, tensor)):
@@ -82,7 +85,8 @@ def multi_scale_deformable_attn(
     if value.dim() != 4:
         checks.rank("value", value, "B S H D")
     shapes, starts = _levels.as_tensors(value, spatial_shapes, level_start_index)
-    if legacy_level_alias:
+    if legacy_level_alias and sampling_locations.dim() == 6:
+        _check_arguments(value, sampling_locations.shape[3], sampling_locations, attention_weights)
         sampling_locations, attention_weights = _alias_levels(shapes.shape[0], sampling_locations, attention_weights)
     _check_arguments(value, shapes.shape[0], sampling_locations, attention_weights)
     arguments = (value, shapes, starts, sampling_locations, attention_weights)
@@ -94,7 +98,7 @@ def multi_scale_deformable_attn(
     choice = _autograd.dispatcher.choose(backend, value.device, value.dtype)
     output = _run(choice.backend, arguments, deterministic)
     details = (value.shape, sampling_locations.shape, value.dtype, output.requires_grad, deterministic)
-    _autograd.dispatcher.record(choice, backend, value, details)
+    _autograd.dispatcher.record(choice, backend, output, details)
     return output
 
 
@@ -120,6 +124,9 @@ def _check_arguments(
         checks.shape("sampling_locations", sampling_locations, "B Q H L P 2", expected)
     if attention_weights.shape != shape[:5]:
         checks.shape("attention_weights", attention_weights, "B Q H L P", shape[:5])
+    strided = torch.strided
+    if value.layout is not strided or sampling_locations.layout is not strided or attention_weights.layout is not strided:
+        checks.layout(value=value, sampling_locations=sampling_locations, attention_weights=attention_weights)
     dtype = value.dtype
     if dtype not in _VALUE_DTYPES:
         checks.dtype("value", value, _VALUE_DTYPES)
@@ -139,14 +146,12 @@ def _alias_levels(
     levels: int, sampling_locations: torch.Tensor, attention_weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The points that a kernel with the wrong level count reads: the flat buffers cut into ``levels`` instead of ``L``."""
-    checks.rank("sampling_locations", sampling_locations, "B Q H L P 2")
-    checks.rank("attention_weights", attention_weights, "B Q H L P")
     batch, queries, heads, given, points, _ = sampling_locations.shape
     if given < levels:
         raise checks.fail("sampling_locations", f"at least {levels} levels with legacy_level_alias", f"{given} levels")
-    groups = batch * queries * heads * levels
-    locations = sampling_locations.reshape(-1, points, 2)[:groups].view(batch, queries, heads, levels, points, 2)
-    return locations, attention_weights.reshape(-1, points)[:groups].view(batch, queries, heads, levels, points)
+    wanted, there = batch * queries * heads * levels, batch * queries * heads * given
+    locations = sampling_locations.reshape(there, points, 2)[:wanted].view(batch, queries, heads, levels, points, 2)
+    return locations, attention_weights.reshape(there, points)[:wanted].view(batch, queries, heads, levels, points)
 
 
 def why_not(backend: str, *tensors: torch.Tensor) -> str | None:
