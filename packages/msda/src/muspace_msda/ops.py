@@ -111,18 +111,19 @@ def _run(selected: str, arguments: tuple[torch.Tensor, ...], deterministic: bool
 def _check_arguments(
     value: torch.Tensor, levels: int, sampling_locations: torch.Tensor, attention_weights: torch.Tensor
 ) -> None:
-    batch, _, heads, _ = value.shape
     shape = sampling_locations.shape
     if len(shape) != 6 or shape[5] != 2:
         raise checks.fail("sampling_locations", "shape [B, Q, H, L, P, 2]", list(shape))
-    if shape[3] != levels:
-        hint = " (legacy_level_alias=True reproduces checkpoints trained so)" if shape[3] > levels else ""
+    batch, queries, heads, given, points, _ = shape
+    if given != levels:
+        hint = " (legacy_level_alias=True reproduces checkpoints trained so)" if given > levels else ""
         rows = f"L = {levels} levels, the rows of spatial_shapes"
-        raise checks.fail("sampling_locations", rows, f"L = {shape[3]} levels{hint}")
-    if shape[0] != batch or shape[2] != heads:
-        expected = (batch, shape[1], heads, levels, shape[4], 2)
+        raise checks.fail("sampling_locations", rows, f"L = {given} levels{hint}")
+    wanted_batch, _, wanted_heads, _ = value.shape
+    if batch != wanted_batch or heads != wanted_heads:
+        expected = (wanted_batch, queries, wanted_heads, levels, points, 2)
         checks.shape("sampling_locations", sampling_locations, "B Q H L P 2", expected)
-    if attention_weights.shape != shape[:5]:
+    if attention_weights.shape != (batch, queries, heads, given, points):
         checks.shape("attention_weights", attention_weights, "B Q H L P", shape[:5])
     strided = torch.strided
     if value.layout is not strided or sampling_locations.layout is not strided or attention_weights.layout is not strided:
