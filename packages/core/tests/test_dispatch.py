@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,11 +44,12 @@ class FakeLibrary:
         self.asked += 1
         return None if backend in self.present else f"libtoy_{backend}.so is not here"
 
-    def load(self, backend: str) -> str:
-        return f"module of {backend}"
-
     def path(self, backend: str) -> Path | None:
         return Path(f"/somewhere/libtoy_{backend}.so") if backend in self.present else None
+
+    def load(self, backend: str) -> str:
+        assert backend in self.present
+        return f"module of {backend}"
 
 
 def _spec(reference: bool = True, name: str = "toy") -> OpSpec:
@@ -141,7 +144,20 @@ def test_emu_takes_cpu_tensors_and_is_never_chosen_by_itself(monkeypatch: pytest
 
 def test_a_forced_backend_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSPACE_FORCE_BACKEND", "tpu")
-    with pytest.raises(ValueError, match="tpu"):
+    dispatcher = _dispatcher("cpu")
+    for attempt in (
+        lambda: dispatcher.choose("auto", torch.device("cpu"), F32),
+        lambda: dispatcher.why_not("auto", torch.ones(1)),
+    ):
+        with pytest.raises(ValueError, match=r"^MUSPACE_FORCE_BACKEND: expected one of .*; got 'tpu'"):
+            attempt()
+    assert dispatcher.choose("cpu", torch.device("cpu"), F32).backend == "cpu", "a named backend is what was asked for"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="environment variables are text here")
+def test_a_forced_backend_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSPACE_FORCE_BACKEND", os.fsdecode(b"\xff\xfe"))
+    with pytest.raises(ValueError, match=r"^MUSPACE_FORCE_BACKEND: expected one of "):
         _dispatcher("cpu").choose("auto", torch.device("cpu"), F32)
 
 
@@ -151,6 +167,18 @@ def test_unknown_requests(request_: str) -> None:
         _dispatcher("cpu").choose(request_, torch.device("cpu"), F32)
     with pytest.raises(ValueError, match="backend: expected one of"):
         _dispatcher("cpu").why_not(request_, torch.ones(1))
+    with pytest.raises(ValueError, match="backend: expected one of"):
+        _dispatcher("cpu").why_not(request_)
+
+
+@pytest.mark.parametrize("request_", [None, 3, ["cpu"], {"cpu": 1}, torch.ones(1)], ids=str)
+def test_requests_that_are_no_text(request_: Any) -> None:
+    for attempt in (
+        lambda: _dispatcher("cpu").choose(request_, torch.device("cpu"), F32),
+        lambda: _dispatcher("cpu").why_not(request_, torch.ones(1)),
+    ):
+        with pytest.raises((TypeError, ValueError), match=r"^backend: expected "):
+            attempt()
 
 
 def test_decisions_are_remembered() -> None:
@@ -179,6 +207,48 @@ def test_why_not_auto_with_a_reference() -> None:
     assert sentence is None or "libtoy_cpu.so" in sentence
 
 
+def test_why_not_is_about_the_first_tensor() -> None:
+    """The others are indices and geometry, whose dtypes and devices are not what dispatch goes by."""
+    dispatcher = _dispatcher("cpu")
+    indices = torch.zeros(2, dtype=torch.int64)
+    for request in ("auto", "native", "cpu", "reference"):
+        assert dispatcher.why_not(request, torch.ones(2), indices) is None, request
+        assert dispatcher.why_not(request, torch.ones(2, device="meta"), indices) is None, "shapes alone run anywhere"
+    for request in ("native", "cpu"):
+        sentence = dispatcher.why_not(request, indices, torch.ones(2))
+        assert sentence == "backend cpu accepts float32, got int64"
+
+
+def test_why_not_auto_obeys_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = _dispatcher("cpu")
+    monkeypatch.setenv("MUSPACE_FORCE_BACKEND", "cuda")
+    sentence = dispatcher.why_not("auto", torch.ones(2))
+    with pytest.raises(BackendUnavailable) as caught:
+        dispatcher.choose("auto", torch.device("cpu"), F32)
+    assert sentence and sentence in str(caught.value) and "backend cuda needs tensors on cuda" in sentence
+    for request in ("native", "cpu", "reference"):
+        assert dispatcher.why_not(request, torch.ones(2)) is None, "the variable speaks of auto only"
+    monkeypatch.setenv("MUSPACE_FORCE_BACKEND", "reference")
+    assert _dispatcher().why_not("auto", torch.ones(2)) is None
+    monkeypatch.delenv("MUSPACE_FORCE_BACKEND")
+    monkeypatch.setenv("MUSPACE_STRICT_PATCH", "1")
+    sentence = _dispatcher().why_not("auto", torch.ones(2))
+    assert sentence and "MUSPACE_STRICT_PATCH" in sentence
+
+
+def test_why_not_without_tensors() -> None:
+    dispatcher = _dispatcher("cpu")
+    assert dispatcher.why_not("cpu") is None
+    for absent in ("cuda", "hip", "musa", "emu"):
+        assert dispatcher.why_not(absent) == f"libtoy_{absent}.so is not here"
+
+
+def test_why_not_reference_without_one() -> None:
+    for tensors in ((), (torch.ones(2),)):
+        sentence = _dispatcher("cpu", reference=False).why_not("reference", *tensors)
+        assert sentence and "no reference implementation" in sentence
+
+
 def test_device_to_backend() -> None:
     assert backend_for("cpu") == "cpu" and backend_for("musa") == "musa"
     assert backend_for("cuda") == ("hip" if torch.version.hip else "cuda")
@@ -191,10 +261,17 @@ def test_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSPACE_NUM_THREADS", "5")
     assert thread_count() == launch_context("cpu", torch.device("cpu")) == 5
     assert launch_context("emu", torch.device("cpu")) == 0
-    for bad in ("0", "-1", "two", "1e3", " "):
+    # Digits that are no ASCII, and digits that are no decimals, are no numbers to the library.
+    for bad in ("0", "-1", "two", "1e3", " ", "²", "٣", "½", os.fsdecode(b"\xb2")):
         monkeypatch.setenv("MUSPACE_NUM_THREADS", bad)
-        with pytest.raises(ValueError, match="MUSPACE_NUM_THREADS"):
+        with pytest.raises(ValueError, match=r"^MUSPACE_NUM_THREADS: expected a positive integer, got "):
             thread_count()
+
+
+@pytest.mark.parametrize("text", ["2147483648", "9" * 30, "9" * 5000], ids=["32-bit", "64-bit", "beyond int()"])
+def test_a_huge_thread_count_is_cut(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSPACE_NUM_THREADS", text)
+    assert 256 <= thread_count() < 1 << 31
 
 
 def test_the_report_is_rendered_when_asked_for() -> None:
@@ -222,6 +299,31 @@ def test_the_report_is_rendered_when_asked_for() -> None:
     report.as_dict()["versions"]["torch"] = "changed"
     again = get_last_dispatch_report()
     assert again is not None and again.versions["torch"] == str(torch.__version__), "a caller cannot change the next report"
+
+
+def test_the_report_describes_the_call_and_not_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeLibrary("cpu")
+    dispatcher = Dispatcher(_spec(), library, lambda module, backend: f"{module}, {backend}")  # type: ignore[arg-type]
+    dispatcher.record(dispatcher.choose("auto", torch.device("cpu"), F32), "auto", torch.ones(2), ())
+    library.present = ()
+    monkeypatch.setenv("MUSPACE_LIBRARY_PATH", "/another/place")
+    monkeypatch.setenv("MUSPACE_FORCE_BACKEND", "reference")
+    report = get_last_dispatch_report()
+    assert report is not None
+    assert (report.selected_backend, report.route) == ("cpu", "module of cpu, cpu")
+    assert report.library == "/somewhere/libtoy_cpu.so"
+
+
+def test_fake_tensors_are_recorded_as_shapes() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    dispatcher = _dispatcher("cpu")
+    with FakeTensorMode():
+        fake = torch.empty(2)
+    dispatcher.record(dispatcher.choose("auto", torch.device("cpu"), F32), "auto", fake, ())
+    report = get_last_dispatch_report()
+    assert report is not None
+    assert (report.selected_backend, report.reason, report.library, report.route) == ("meta", "shapes only", None, "meta")
 
 
 def test_errors_are_ours_and_ordinary() -> None:

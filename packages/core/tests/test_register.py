@@ -11,6 +11,7 @@ import torch
 from muspace_core.register import register, takes_direct_path
 from muspace_core.spec import OpSpec, Status, Tolerance
 from muspace_core.testing.cases import Arguments, Case
+from muspace_core.testing.derivatives import DerivativeContract
 from muspace_core.testing.paths import Logged, Named, OperatorLog, PathContract
 
 SPEC = OpSpec(
@@ -59,7 +60,7 @@ def _arguments() -> Arguments:
 
 
 @pytest.mark.backends("cpu")
-class TestScaleRows(PathContract):
+class TestScaleRows(PathContract, DerivativeContract):
     spec = SPEC
     operator = staticmethod(OPERATOR)
     cases = (Case("rows", _arguments),)

@@ -11,23 +11,39 @@
 
 namespace muspace::msda {
 
+// lane_id() and warp_id() by unsigned arithmetic: parts of them are one shift or mask, not a signed division.
+MSP_DEVICE int block_lane() { return static_cast<int>(threadIdx.x % static_cast<unsigned>(kLanes)); }
+MSP_DEVICE int block_warp() { return static_cast<int>(threadIdx.x / static_cast<unsigned>(kLanes)); }
+
 /// kVector channels a lane and kGroup lanes per (query, head); kHeads heads side by side; kQueries queries per group;
 /// kUnroll samples in flight; kPoints points per level, 0 when known only at run time. kStrided: lane i holds channels
 /// i, i + kGroup, ... by scalar loads, for any number of channels up to kVector * kGroup. Blocks of up to kThreads
-/// threads, kBlocks of them per multiprocessor, work through up to kBatches batches of queries.
+/// threads, kBlocks of them per multiprocessor.
 template <int kVector_, int kGroup_, int kHeads_, int kQueries_, int kUnroll_, int kPoints_, bool kStrided_ = false,
-          int kThreads_ = 256, int kBlocks_ = 5, int kBatches_ = 4>
+          int kThreads_ = 256, int kBlocks_ = 5>
 struct ForwardPlan {
   static constexpr int kVector = kVector_, kGroup = kGroup_, kHeads = kHeads_, kQueries = kQueries_;
   static constexpr int kUnroll = kUnroll_, kPoints = kPoints_, kThreads = kThreads_, kBlocks = kBlocks_;
-  static constexpr int kBatches = kBatches_, kWarps = kThreads / kLanes;
+  static constexpr int kWarps = kThreads / kLanes;
   static constexpr bool kStrided = kStrided_;
   static constexpr int kSlots = kLanes / kGroup * kQueries;  // (query, head) pairs of a warp
   static constexpr int kRound = kLanes / kSlots;             // samples of a slot that are set up per round
-  static constexpr int kWarpQueries = kSlots / kHeads;
+  static constexpr int kWarpQueries = kSlots / kHeads;       // of a batch
   static constexpr bool kUniformLevel = kPoints > 0 && kPoints % kRound == 0;  // a round lies within one level
-  static constexpr int kBlockQueries = kWarps * kWarpQueries * kBatches;
 };
+
+/// Records and row steps hold byte offsets; their two lowest bits are free for flags.
+template <class Plan, class T>
+constexpr int kPlaceUnit = Plan::kStrided || sizeof(T) > 4 ? 4 : static_cast<int>(sizeof(T));
+
+/// Batches of queries of the blocks (tiles) of one image and row of heads: the first `longer` blocks take one more.
+struct BatchShares {
+  int least, longer;
+  MSP_DEVICE int first(int tile) const { return tile * least + (tile < longer ? tile : longer); }
+  MSP_DEVICE int count(int tile) const { return tile < longer ? least + 1 : least; }
+};
+
+constexpr int kMaxBatches = 8;  // of a block
 
 template <class T, class Access>
 struct ForwardArguments {
@@ -37,45 +53,39 @@ struct ForwardArguments {
   LevelSource levels;
   Extent32 extent;
   BlockGrid grid;  // rows: heads / Plan::kHeads
-  int batches;     // batches of queries per block
-  int strip_log2;  // query order, see fill_query_order
+  BatchShares shares;
+  int strip_log2;  // query order, see strip_query; negative: natural
 };
 
 /// One sample, ready to gather. A corner outside the level takes the inner pixel's address and half of its weight, so
 /// that nothing outside is read and 0 * Inf cannot arise.
 struct alignas(16) ForwardRecord {
-  uint32_t place;  // 4 * element offset of the row of `value`; + 1 if the right, + 2 if the lower corners have own rows
+  uint32_t place;  // unit * element offset of the row of `value`; + 1 if the right, + 2 if the lower corners exist
   float fx;
   float upper, lower;  // attention weight times the weight of the upper and of the lower pixel row
 };
 
 MSP_DEVICE ForwardRecord forward_record(const Sample<float>& sample, float attention, const TableLevel& level,
-                                        int row_size) {
-  int x = sample.x0, y = sample.y0;
-  uint32_t flags = 3;
-  float fx = sample.fx, lower = attention * sample.fy, upper = attention - lower, scale = 1.f;
-  if (x < 0) {
-    x = 0, scale = fx, fx = .5f, flags = 2;
-  } else if (x + 1 >= level.width) {
-    scale = 1.f - fx, fx = .5f, flags = 2;
-  }
-  if (y < 0) {
-    y = 0, upper = lower = .5f * lower, flags &= 1;
-  } else if (y + 1 >= level.height) {
-    upper = lower = .5f * upper, flags &= 1;
-  }
+                                        uint32_t row_step) {
+  const bool left_edge = sample.x0 < 0, upper_edge = sample.y0 < 0;
+  const bool one_column = left_edge || sample.x0 + 1 >= level.width;
+  const bool one_row = upper_edge || sample.y0 + 1 >= level.height;
+  const int x = left_edge ? 0 : sample.x0, y = upper_edge ? 0 : sample.y0;
+  const float column = one_column ? left_edge ? sample.fx : 1.f - sample.fx : 1.f;
+  const float lower = attention * sample.fy, upper = attention - lower, half = .5f * (upper_edge ? lower : upper);
   ForwardRecord record;
-  record.place = static_cast<uint32_t>((level.start + y * level.width + x) * row_size) * 4 + flags;
-  record.fx = fx;
-  record.upper = upper * scale;
-  record.lower = lower * scale;
+  record.place = static_cast<uint32_t>(level.start + y * level.width + x) * row_step;
+  record.place += (one_column ? 0u : 1u) + (one_row ? 0u : 2u);
+  record.fx = one_column ? .5f : sample.fx;
+  record.upper = (one_row ? half : upper) * column;
+  record.lower = (one_row ? half : lower) * column;
   return record;
 }
 
-/// 4 * elements from a pixel to the one below it, per record; nothing if it is the same for a whole round.
+/// Half the step from a pixel to the one below it, per record; nothing if it is the same for a whole round.
 template <class Plan, bool kUniformLevel>
 struct RowSteps {
-  uint32_t row_steps[Plan::kWarps][kLanes];
+  uint32_t half_down[Plan::kThreads];
 };
 template <class Plan>
 struct RowSteps<Plan, true> {};
@@ -83,9 +93,8 @@ struct RowSteps<Plan, true> {};
 /// Kept small: what shared memory does not take, the first cache level has.
 template <class Plan>
 struct ForwardShared : RowSteps<Plan, Plan::kUniformLevel> {
-  ForwardRecord records[Plan::kWarps][kLanes];
+  ForwardRecord records[Plan::kThreads];  // a warp's: kLanes, entry kSlots * i + slot the i-th of a slot
   TableLevel levels[kMaxTableLevels];
-  int order[Plan::kBlockQueries];
 };
 
 /// The lane's channels of one value row.
@@ -113,23 +122,33 @@ MSP_DEVICE void store_channels(T* row, int channels_left, const float (&values)[
   }
 }
 
-/// Adds kCount samples of one slot, the records of which start at `position`.
+/// What the gathers of a lane have in common. Steps are in units of kPlaceUnit elements.
+template <class T>
+struct ValueRows {
+  const T* value;
+  uint32_t lane_offset, right, half_down;
+  int channels_left;
+};
+
+/// Adds kCount samples of one slot, from entry `first` of the warp's records.
 template <class Plan, int kCount, class T>
-MSP_DEVICE void gather(const ForwardShared<Plan>& shared, const T* value, uint32_t lane_offset, int row_size,
-                       uint32_t uniform_step, int slot, int position, int channels_left, float (&sum)[Plan::kVector]) {
+MSP_DEVICE void gather(const ForwardShared<Plan>& shared, const ValueRows<T>& rows, int first,
+                       float (&sum)[Plan::kVector]) {
+  constexpr int kUnit = kPlaceUnit<Plan, T>;
   float corner[kCount][4][Plan::kVector], weight[kCount][4];
   MSP_UNROLL
   for (int u = 0; u < kCount; ++u) {
-    const int entry = (position + u) * Plan::kSlots + slot;
-    const ForwardRecord record = shared.records[warp_id()][entry];
-    uint32_t step = uniform_step;
-    if constexpr (!Plan::kUniformLevel) step = shared.row_steps[warp_id()][entry];
-    const uint32_t right = (record.place & 1u) ? static_cast<uint32_t>(row_size) * 4 : 0u;
-    const uint32_t down = (record.place & 2u) ? step : 0u, place = (record.place & ~3u) + lane_offset;
-    load_channels<Plan>(at_offset(value, place), channels_left, corner[u][0]);
-    load_channels<Plan>(at_offset(value, place + right), channels_left, corner[u][1]);
-    load_channels<Plan>(at_offset(value, place + down), channels_left, corner[u][2]);
-    load_channels<Plan>(at_offset(value, place + down + right), channels_left, corner[u][3]);
+    const int entry = first + u * Plan::kSlots;
+    const ForwardRecord record = shared.records[entry];
+    uint32_t half_down = rows.half_down;
+    if constexpr (!Plan::kUniformLevel) half_down = shared.half_down[entry];
+    // products instead of selections: each fuses with the addition that follows
+    const uint32_t to_right = record.place & 1u, upper = (record.place & ~3u) + rows.lane_offset;
+    const uint32_t lower = (record.place & 2u) * half_down + upper;
+    load_channels<Plan>(at_offset<kUnit>(rows.value, upper), rows.channels_left, corner[u][0]);
+    load_channels<Plan>(at_offset<kUnit>(rows.value, to_right * rows.right + upper), rows.channels_left, corner[u][1]);
+    load_channels<Plan>(at_offset<kUnit>(rows.value, lower), rows.channels_left, corner[u][2]);
+    load_channels<Plan>(at_offset<kUnit>(rows.value, to_right * rows.right + lower), rows.channels_left, corner[u][3]);
     weight[u][1] = record.fx * record.upper;
     weight[u][0] = record.upper - weight[u][1];
     weight[u][3] = record.fx * record.lower;
@@ -158,73 +177,84 @@ struct SampleStream {
   MSP_DEVICE void begin(int query) { offset = query >= 0 ? (query * heads + head) * samples + within : -1; }
   MSP_DEVICE void fetch(int first) {
     xy[0] = -1e30f, xy[1] = 0.f, weight = 0.f;  // outside every level
-    if (offset >= 0 && first + within < samples) coordinates.load(offset + first, xy, weight);
+    const bool exists = Plan::kUniformLevel || first + within < samples;
+    if (offset >= 0 && exists) coordinates.load(offset + first, xy, weight);
   }
 };
 
 /// Writes the records of this round, compacted per slot; returns which lanes wrote one.
 template <class Plan, class Access>
 MSP_DEVICE uint32_t prepare(ForwardShared<Plan>& shared, const SampleStream<Plan, Access>& stream,
-                            const TableLevel& level, int slot, int row_size) {
+                            const TableLevel& level, int slot, uint32_t row_step) {
   const Sample<float> sample = locate(stream.xy[0], stream.xy[1], level.height, level.width);
   const uint32_t inside = ballot(sample.inside);
   if (sample.inside) {
     const uint32_t before = (inside >> (slot * Plan::kRound)) & ((1u << stream.within) - 1u);
-    const int entry = popcount(before) * Plan::kSlots + slot;
-    shared.records[warp_id()][entry] = forward_record(sample, stream.weight, level, row_size);
+    const int entry = block_warp() * kLanes + popcount(before) * Plan::kSlots + slot;
+    shared.records[entry] = forward_record(sample, stream.weight, level, row_step);
     if constexpr (!Plan::kUniformLevel)
-      shared.row_steps[warp_id()][entry] = static_cast<uint32_t>(level.width * row_size) * 4;
+      shared.half_down[entry] = static_cast<uint32_t>(level.width) * (row_step / 2);
   }
   return inside;
 }
 
-/// Queries of a block, in strips (see fill_query_order) or in their natural order.
-struct QueryOrder {
-  const int* order;
-  int first, queries;
-  bool strips;
-  MSP_DEVICE int operator()(int place) const {
-    if (strips) return order[place];
-    return first + place < queries ? first + place : -1;
-  }
-};
-
 /// Adds the samples that this round left for the lane's group.
 template <class Plan, class T>
-MSP_DEVICE void gather_round(const ForwardShared<Plan>& shared, const T* value, uint32_t lane_offset, int row_size,
-                             uint32_t uniform_step, uint32_t inside, int channels_left,
+MSP_DEVICE void gather_round(const ForwardShared<Plan>& shared, const ValueRows<T>& rows, uint32_t inside,
                              float (&sums)[Plan::kQueries][Plan::kVector]) {
   constexpr uint32_t kRoundMask = Plan::kRound == 32 ? ~0u : (1u << (Plan::kRound % 32)) - 1u;
   MSP_UNROLL
   for (int k = 0; k < Plan::kQueries; ++k) {
-    const int slot = lane_id() / Plan::kGroup * Plan::kQueries + k;
-    int count = popcount((inside >> (slot * Plan::kRound)) & kRoundMask), j = 0;
-    if (Plan::kStrided && channels_left <= 0) count = 0;
+    const int slot = block_lane() / Plan::kGroup * Plan::kQueries + k;
+    int count = popcount((inside >> (slot * Plan::kRound)) & kRoundMask), entry = block_warp() * kLanes + slot;
+    if (Plan::kStrided && rows.channels_left <= 0) count = 0;
     MSP_NO_UNROLL
-    for (; j + Plan::kUnroll <= count; j += Plan::kUnroll) {
-      gather<Plan, Plan::kUnroll>(shared, value, lane_offset, row_size, uniform_step, slot, j, channels_left, sums[k]);
+    for (; count >= Plan::kUnroll; count -= Plan::kUnroll, entry += Plan::kUnroll * Plan::kSlots) {
+      gather<Plan, Plan::kUnroll>(shared, rows, entry, sums[k]);
     }
     if constexpr (Plan::kUnroll > 1) {
       MSP_NO_UNROLL
-      for (; j < count; ++j) {
-        gather<Plan, 1>(shared, value, lane_offset, row_size, uniform_step, slot, j, channels_left, sums[k]);
-      }
+      for (; count > 0; --count, entry += Plan::kSlots) gather<Plan, 1>(shared, rows, entry, sums[k]);
     }
   }
 }
 
+/// The queries of a warp, -1 past the end. Finding a query's place in strips takes divisions, so each is found once, by
+/// some lane, and handed round.
+template <class Plan>
+struct QueryWalk {
+  static constexpr int kFound = kMaxBatches * Plan::kWarpQueries / kLanes;
+  int found[kFound];
+
+  /// `first` is the index of the warp's first query; the next batch begins `batch_queries` later.
+  MSP_DEVICE void find(int first, int batch_queries, int queries, const TableLevel* table, int levels, int strip_log2) {
+    MSP_UNROLL
+    for (int i = 0; i < kFound; ++i) {
+      const int place = i * kLanes + block_lane();
+      const int index = first + place / Plan::kWarpQueries * batch_queries + place % Plan::kWarpQueries;
+      found[i] = index < queries ? index : -1;
+      if (strip_log2 >= 0 && index < queries) found[i] = strip_query(table, levels, index, strip_log2);
+    }
+  }
+  /// Query at `place` of the warp's part of a batch.
+  MSP_DEVICE int operator()(int batch, int place) const {
+    const int begin = batch * Plan::kWarpQueries;  // a batch lies within one element of `found`
+    return shuffle(kFound == 1 || begin < kLanes ? found[0] : found[kFound - 1], begin % kLanes + place);
+  }
+  static_assert(kFound == 1 || kFound == 2, "one of two is chosen");
+};
+
 /// One batch of queries: sets up and gathers all samples, round by round; next() is the set-up query of the next batch.
 template <class Plan, class T, class Access, class Next>
-MSP_DEVICE void gather_batch(ForwardShared<Plan>& shared, const ForwardArguments<T, Access>& a, const T* value,
-                             uint32_t lane_offset, SampleStream<Plan, Access>& stream, int points, const Next& next,
-                             int channels_left, float (&sums)[Plan::kQueries][Plan::kVector]) {
-  const int row_size = a.extent.heads * a.extent.channels;
+MSP_DEVICE void gather_batch(ForwardShared<Plan>& shared, SampleStream<Plan, Access>& stream, ValueRows<T>& rows,
+                             int levels, int points, const Next& next, float (&sums)[Plan::kQueries][Plan::kVector]) {
   MSP_NO_UNROLL
   for (int first = 0; first < stream.samples; first += Plan::kRound) {
     int l = (Plan::kUniformLevel ? first : first + stream.within) / points;
-    if (!Plan::kUniformLevel && l >= a.extent.levels) l = a.extent.levels - 1;
+    if (!Plan::kUniformLevel && l >= levels) l = levels - 1;
     const TableLevel level = shared.levels[l];
-    const uint32_t inside = prepare(shared, stream, level, lane_id() / Plan::kRound, row_size);
+    const uint32_t inside = prepare(shared, stream, level, block_lane() / Plan::kRound, rows.right);
+    if constexpr (Plan::kUniformLevel) rows.half_down = static_cast<uint32_t>(level.width) * (rows.right / 2);
     // the next round's locations are under way while this round gathers
     if (first + Plan::kRound < stream.samples) {
       stream.fetch(first + Plan::kRound);
@@ -233,8 +263,7 @@ MSP_DEVICE void gather_batch(ForwardShared<Plan>& shared, const ForwardArguments
       stream.fetch(0);
     }
     MSP_SYNC_WARP();
-    gather_round(shared, value, lane_offset, row_size, static_cast<uint32_t>(level.width * row_size) * 4, inside,
-                 channels_left, sums);
+    gather_round(shared, rows, inside, sums);
     MSP_SYNC_WARP();
   }
 }
@@ -243,10 +272,10 @@ template <class Plan, class T, class Access>
 MSP_KERNEL(Plan::kThreads, Plan::kBlocks)
 forward_fused(const ForwardArguments<T, Access> a) {
   MSP_SHARED ForwardShared<Plan> shared;
-  const int lane = lane_id(), group = lane / Plan::kGroup, group_lane = lane % Plan::kGroup, slot = lane / Plan::kRound;
+  const int lane = block_lane(), slot = lane / Plan::kRound, group = lane / Plan::kGroup;
+  const int group_lane = lane % Plan::kGroup;
   const int heads = a.extent.heads, channels = a.extent.channels, row_size = heads * channels;
   const int points = Plan::kPoints ? Plan::kPoints : a.extent.points, first_head = a.grid.row() * Plan::kHeads;
-  const int batch_queries = static_cast<int>(blockDim.x) / kLanes * Plan::kWarpQueries;
   const int64_t image = a.grid.image(), image_query = image * a.extent.queries;
   SampleStream<Plan, Access> stream;
   stream.samples = a.extent.levels * points;
@@ -254,39 +283,45 @@ forward_fused(const ForwardArguments<T, Access> a) {
   stream.heads = heads;
   stream.head = first_head + slot / Plan::kQueries % Plan::kHeads;
   stream.within = lane % Plan::kRound;
-  // places, in a batch, of the query that this lane sets up and of the first one that its group owns
-  const int warp_place = warp_id() * Plan::kWarpQueries;
-  const int setup = warp_place + slot / Plan::kQueries / Plan::kHeads * Plan::kQueries + slot % Plan::kQueries;
-  const int owned = warp_place + group / Plan::kHeads * Plan::kQueries;
-  const QueryOrder order{shared.order, a.grid.tile() * batch_queries * a.batches, a.extent.queries, a.strip_log2 >= 0};
-  if (!order.strips) {  // the first locations are under way while the level table is read
-    stream.begin(order(setup));
+  // places, in the warp's part of a batch, of the query that this lane sets up and of the first that its group owns
+  const int setup = slot / Plan::kQueries / Plan::kHeads * Plan::kQueries + slot % Plan::kQueries;
+  const int owned = group / Plan::kHeads * Plan::kQueries;
+  const int batches = a.shares.count(a.grid.tile()), first_batch = a.shares.first(a.grid.tile());
+  QueryWalk<Plan> query;
+  const auto start = [&](int strip_log2) {
+    const int warps = static_cast<int>(blockDim.x) / kLanes;
+    query.find((first_batch * warps + block_warp()) * Plan::kWarpQueries, warps * Plan::kWarpQueries, a.extent.queries,
+               shared.levels, a.extent.levels, strip_log2);
+    stream.begin(query(0, setup));
     stream.fetch(0);
-  }
+  };
+  if (a.strip_log2 < 0) start(-1);  // the first locations are under way while the level table is read
   fill_level_table(shared.levels, a.levels, a.extent.levels);
   MSP_SYNC_BLOCK();
-  if (order.strips) {
-    fill_query_order(shared.order, batch_queries * a.batches, order.first, order.queries, shared.levels,
-                     a.extent.levels, a.strip_log2);
-    MSP_SYNC_BLOCK();
-    stream.begin(order(setup));
-    stream.fetch(0);
+  if (a.strip_log2 >= 0) {
+    start(queries_are_pixels(shared.levels, a.extent.levels, a.extent.queries) ? a.strip_log2 : -1);
   }
 
+  constexpr uint32_t kUnit = kPlaceUnit<Plan, T>;
   const int first_channel = Plan::kStrided ? group_lane : group_lane * Plan::kVector;
-  const int channels_left = channels - first_channel, lane_offset = group % Plan::kHeads * channels + first_channel;
-  const T* value = a.value + (image * a.extent.rows * heads + first_head) * channels;
+  const int lane_offset = group % Plan::kHeads * channels + first_channel;
+  ValueRows<T> rows;
+  rows.value = a.value + (image * a.extent.rows * heads + first_head) * channels;
+  rows.lane_offset = static_cast<uint32_t>(lane_offset) * kUnit;
+  rows.right = static_cast<uint32_t>(row_size) * kUnit;
+  rows.channels_left = channels - first_channel;
   T* output = a.output + image_query * row_size + first_head * channels;
   MSP_NO_UNROLL
-  for (int batch = 0; batch < a.batches; ++batch) {
+  for (int batch = 0; batch < batches; ++batch) {
     float sums[Plan::kQueries][Plan::kVector] = {};
-    const auto next = [&] { return batch + 1 < a.batches ? order((batch + 1) * batch_queries + setup) : -1; };
-    gather_batch(shared, a, value, static_cast<uint32_t>(lane_offset) * 4, stream, points, next, channels_left, sums);
+    const auto next = [&] { return batch + 1 < batches ? query(batch + 1, setup) : -1; };
+    gather_batch(shared, stream, rows, a.extent.levels, points, next, sums);
     MSP_UNROLL
     for (int k = 0; k < Plan::kQueries; ++k) {
-      const int query = order(batch * batch_queries + owned + k);
-      if (query < 0 || (Plan::kStrided && channels_left <= 0)) continue;
-      store_channels<Plan>(output + (query * row_size + lane_offset), channels_left, sums[k]);
+      const int row = query(batch, owned + k);
+      if (row < 0 || (Plan::kStrided && rows.channels_left <= 0)) continue;
+      const uint32_t place = static_cast<uint32_t>(row) * rows.right + rows.lane_offset;
+      store_channels<Plan>(at_offset<kUnit>(output, place), rows.channels_left, sums[k]);
     }
   }
 }

@@ -14,17 +14,35 @@ bool fused_reaches(const Extent& e, Storage value_type) {
   return value_type != Storage::f64 && e.channels <= 128 && e.levels <= kMaxTableLevels && offsets_fit(e);
 }
 
+/// Of the H200 that the launch shapes were tuned on. With another number `whole_waves` only evens out less.
+constexpr int kTunedMultiprocessors = 132;
+
 struct ForwardLaunch {
-  int threads, batches;
+  int threads;
+  int batches;       // of queries per block, about
+  bool whole_waves;  // as many blocks as fill the device a whole number of times
   bool heads_first;  // the heads of a tile of queries are neighbours in launch order
-  int strip_log2;
+  int strip_log2;    // see strip_query; negative: queries in natural order
 };
+
+/// Blocks per image and row of heads.
+template <class Plan>
+int forward_tiles(const Extent32& e, const ForwardLaunch& launch, int batches) {
+  int64_t tiles = (batches - 1) / launch.batches + 1;
+  if (launch.whole_waves) {
+    const int64_t resident = int64_t{kTunedMultiprocessors} * Plan::kBlocks * (Plan::kThreads / launch.threads);
+    const int64_t rows = int64_t{e.batch} * (e.heads / Plan::kHeads), waves = (tiles * rows + resident / 2) / resident;
+    tiles = (waves > 1 ? waves : 1) * resident / rows;
+  }
+  const int64_t least = (batches - 1) / kMaxBatches + 1;
+  return static_cast<int>(tiles < least ? least : tiles < batches ? tiles : batches);
+}
 
 template <class Plan, class T, class Access>
 const char* run_fused(const Inputs& inputs, void* output, const ForwardLaunch& launch, stream_t stream) {
   const Extent32 e = Extent32::of(inputs.extent);
-  const int64_t block_queries = launch.threads / kLanes * Plan::kWarpQueries * launch.batches;
-  const int tiles = static_cast<int>((e.queries + block_queries - 1) / block_queries);
+  const int batches = (e.queries - 1) / (launch.threads / kLanes * Plan::kWarpQueries) + 1;
+  const int tiles = forward_tiles<Plan>(e, launch, batches);
   const BlockGrid grid{e.heads / Plan::kHeads, tiles, e.batch, launch.heads_first && tiles <= kMaxGridYZ};
   const ForwardArguments<T, Access> a{static_cast<const T*>(inputs.value),
                                       coordinates_of<Access>(inputs),
@@ -32,20 +50,23 @@ const char* run_fused(const Inputs& inputs, void* output, const ForwardLaunch& l
                                       levels_of(inputs),
                                       e,
                                       grid,
-                                      launch.batches,
+                                      {batches / tiles, batches % tiles},
                                       launch.strip_log2};
   const auto kernel = forward_fused<Plan, T, Access>;
   MSP_LAUNCH(kernel, grid.dimensions(), dim3(static_cast<unsigned>(launch.threads)), 0, stream, a);
   return launch_error();
 }
 
+bool many_queries(const Extent& e) { return e.batch * e.queries * e.heads >= 16384; }
+
 /// Launch shapes found by measurement on an H200; see the benchmark notes.
 template <class Plan>
 ForwardLaunch forward_launch(const Extent& e) {
-  if (e.batch * e.queries * e.heads < 16384) return {64, 1, false, -1};
-  if (e.queries != e.rows) return {128, 1, false, -1};
-  const int wanted = e.levels == 1 ? 4 : Plan::kQueries > 1 ? 1 : 2;
-  return {Plan::kThreads, wanted < Plan::kBatches ? wanted : Plan::kBatches, e.levels == 1, 3};
+  if (!many_queries(e)) return {64, 1, false, false, -1};
+  if (e.queries != e.rows) return {128, 1, false, false, -1};
+  if (e.levels > 1) return {Plan::kThreads, Plan::kQueries > 1 ? 1 : 2, false, false, 3};
+  constexpr bool kShortRows = Plan::kGroup <= 16;
+  return {Plan::kThreads, kShortRows ? 8 : 4, kShortRows, true, 3};
 }
 
 template <class Plan, class T, class Access>
@@ -56,19 +77,24 @@ const char* fused(const Inputs& inputs, void* output, stream_t stream) {
 /// 32 channels and fp32 locations and weights, the common case. Short rows: two heads side by side fill a cache line.
 template <class T>
 const char* fused_32_channels(const Inputs& inputs, void* output, stream_t stream) {
+  using Access = Float32Access;
   constexpr bool kWide = sizeof(T) == 4;
   constexpr int kVector = kWide ? 4 : 8, kGroup = 32 / kVector, kHeads = kWide ? 1 : 2;
-  using EightPoints = ForwardPlan<kVector, kGroup, kHeads, 1, 1, 8, false, 128, 10, 1>;
-  using FourPoints = ForwardPlan<kVector, kGroup, kHeads, 1, 1, 4, false, 256, 5, 2>;
-  using FourPointsOfPixels = ForwardPlan<kVector, kGroup, kHeads, kWide ? 2 : 1, 1, 4>;
   const Extent& e = inputs.extent;
-  if (float32_coordinates(inputs)) {
-    if (e.points == 8) return fused<EightPoints, T, Float32Access>(inputs, output, stream);
-    const bool many = e.batch * e.queries * e.heads >= 16384;
-    if (e.points == 4 && e.queries == e.rows && many) {
-      return fused<FourPointsOfPixels, T, Float32Access>(inputs, output, stream);
+  if (float32_coordinates(inputs) && e.points == 8) {
+    using Plan = ForwardPlan<kVector, kGroup, kHeads, 1, 1, 8, false, 128, kWide ? 12 : 10>;
+    return fused<Plan, T, Access>(inputs, output, stream);
+  }
+  if (float32_coordinates(inputs) && e.points == 4) {
+    if (e.queries == e.rows && many_queries(e)) {
+      if (e.levels == 1) {
+        using OneLevel = ForwardPlan<kVector, kGroup, kHeads, kWide ? 2 : 1, 1, 4, false, 640, 2>;
+        return run_fused<OneLevel, T, Access>(inputs, output, {640, 8, true, true, kWide ? 4 : 3}, stream);
+      }
+      using Levels = ForwardPlan<kVector, kGroup, kHeads, 1, 1, 4, false, kWide ? 768 : 320, kWide ? 2 : 4>;
+      return run_fused<Levels, T, Access>(inputs, output, {Levels::kThreads, kWide ? 2 : 3, true, true, 3}, stream);
     }
-    if (e.points == 4) return fused<FourPoints, T, Float32Access>(inputs, output, stream);
+    return fused<ForwardPlan<kVector, kGroup, kHeads, 1, 1, 4>, T, Access>(inputs, output, stream);
   }
   return fused<ForwardPlan<kVector, kGroup, kHeads, 1, 1, 0>, T, AnyAccess<false>>(inputs, output, stream);
 }
@@ -82,7 +108,12 @@ const char* choose_fused(const Inputs& inputs, void* output, stream_t stream) {
   const Extent& e = inputs.extent;
   const bool pairs = e.heads % 2 == 0;
   if (e.channels == 32 && (kWide || pairs)) return fused_32_channels<T>(inputs, output, stream);
-  if (e.channels == 16 && pairs) return fused<ForwardPlan<4, 4, 2, 1, 1, 0>, T, Any>(inputs, output, stream);
+  if (e.channels == 16 && pairs) {
+    if (e.points == 4 && float32_coordinates(inputs)) {
+      return fused<ForwardPlan<4, 4, 2, 1, 1, 4>, T, Float32Access>(inputs, output, stream);
+    }
+    return fused<ForwardPlan<4, 4, 2, 1, 1, 0>, T, Any>(inputs, output, stream);
+  }
   if (e.channels == 64) {
     return fused<ForwardPlan<kVector, 64 / kVector, 1, kWide ? 2 : 1, 1, 0>, T, Any>(inputs, output, stream);
   }

@@ -249,12 +249,14 @@ struct Extent32 {
   }
 };
 
-/// Element at a distance of four times its index, given as 32 unsigned bits: one addition to a scalar base pointer.
-template <class T>
-MSP_DEVICE T* at_offset(T* base, uint32_t four_times_index) {
+/// Element at a distance of kUnit (4, or the size of an element) times its index, given as 32 unsigned bits: one
+/// addition to a scalar base pointer.
+template <int kUnit = 4, class T>
+MSP_DEVICE T* at_offset(T* base, uint32_t unit_times_index) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
-  if constexpr (sizeof(T) > 4) return base + four_times_index / 4u;
-  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(base) + four_times_index / (sizeof(T) < 4 ? 4 / sizeof(T) : 1));
+  if constexpr (sizeof(T) > kUnit) return base + unit_times_index / kUnit;
+  constexpr uint32_t kDivisor = sizeof(T) < kUnit ? kUnit / sizeof(T) : 1;
+  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(base) + unit_times_index / kDivisor);
 }
 
 constexpr int64_t kInt32Max = INT32_MAX;

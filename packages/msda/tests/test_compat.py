@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -66,6 +67,33 @@ def test_upstream_argument_names() -> None:
     assert [name for name, p in parameters.items() if p.kind is not p.KEYWORD_ONLY] == [
         "value", "value_spatial_shapes", "sampling_locations", "attention_weights",
     ]  # fmt: skip
+    _only_the_alias_is_ours(parameters)
+
+
+def _only_the_alias_is_ours(parameters: Mapping[str, inspect.Parameter]) -> None:
+    """What upstream does not have is by keyword only, so that no positional call changes its meaning."""
+    ours = {k: p.default for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert ours == {"legacy_level_alias": False}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda v, s, _starts, *rest, **k: compat.multi_scale_deformable_attn_pytorch(v, s, *rest, **k),
+        compat.MultiScaleDeformableAttnFunction.apply,
+        compat.MSDeformAttnFunction.apply,
+    ],
+    ids=["multi_scale_deformable_attn_pytorch", "MultiScaleDeformableAttnFunction", "MSDeformAttnFunction"],
+)
+def test_functions_pass_the_alias_on(function: Callable[..., torch.Tensor], backend: str, device: str) -> None:
+    """One level in the shapes, two in the locations: old checkpoints were trained so."""
+    value, shapes, level_starts, locations, weights = _tensors(device)
+    arguments = (value[:, :20], shapes[:1], level_starts[:1], locations, weights)
+    wanted = multi_scale_deformable_attn(*arguments, legacy_level_alias=True)
+    assert_bits_equal(function(*arguments, legacy_level_alias=True), wanted)
+    for keywords in ({}, {"legacy_level_alias": False}):
+        with pytest.raises(ValueError, match="legacy_level_alias=True"):
+            function(*arguments, **keywords)
 
 
 def test_half_value_with_float_locations(backend: str, device: str) -> None:
@@ -176,6 +204,7 @@ def test_constructor_is_that_of_mmcv() -> None:
         "embed_dims": 256, "num_heads": 8, "num_levels": 4, "num_points": 4, "im2col_step": 64, "dropout": 0.1,
         "batch_first": False, "norm_cfg": None, "init_cfg": None, "value_proj_ratio": 1.0,
     }  # fmt: skip
+    _only_the_alias_is_ours(parameters)
     forward = list(inspect.signature(MultiScaleDeformableAttention.forward).parameters)
     assert forward == [
         "self", "query", "key", "value", "identity", "query_pos", "key_padding_mask", "reference_points", "spatial_shapes",
@@ -229,6 +258,31 @@ def test_module_refuses(device: str) -> None:
                 query[:, :15], value=query, reference_points=torch.rand(1, 15, 2, 2), spatial_shapes=shapes + 1,
                 level_start_index=level_starts,
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("boxes", [False, True], ids=["points", "boxes"])
+def test_module_with_fewer_levels_in_the_shapes(boxes: bool, backend: str, device: str) -> None:
+    """A layer of two levels fed with one, as old checkpoints were trained; without the switch it is a mistake."""
+    layer = _layer(device, batch_first=True)
+    assert layer.legacy_level_alias is False
+    query = torch.randn(2, 12, 16, device=device)
+    common = {
+        "reference_points": torch.rand(2, 12, 1, 4 if boxes else 2, device=device),
+        "spatial_shapes": torch.tensor([[3, 4]], device=device), "level_start_index": torch.tensor([0], device=device),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="legacy_level_alias=True"):
+        layer(query, **common)
+    aliased = _layer(device, batch_first=True, legacy_level_alias=True)
+    assert aliased.legacy_level_alias is True
+    aliased.load_state_dict(layer.state_dict())
+    locations, weights = aliased._points(query, common["reference_points"], common["spatial_shapes"])
+    assert locations.shape == (2, 12, 2, 2, 3, 2)
+    value = aliased.value_proj(query).view(2, 12, 2, 8)
+    attended = multi_scale_deformable_attn(value, [[3, 4]], None, locations, weights, legacy_level_alias=True)
+    wanted = aliased.output_proj(attended) + query
+    assert_bits_equal(aliased(query, **common), wanted)
+    layer.legacy_level_alias = True  # read at every call
+    assert_bits_equal(layer(query, **common), wanted, "switched on later")
 
 
 def test_module_trains(backend: str, device: str) -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refused calls beyond the table in inputs.ERRORS: contents of the level description, call forms, layouts, checking mode."""
+"""Refused calls beyond the table in inputs.ERRORS: contents of the level description, call forms, checking mode."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from muspace_core.testing.plugin import load_sibling
 from muspace_msda import multi_scale_deformable_attn
 
 inputs = load_sibling(__file__, "inputs")
+L, W = "sampling_locations", "attention_weights"
 
 
 def _call(backend: str, *arguments: Any, **keywords: Any) -> torch.Tensor:
@@ -103,6 +105,70 @@ def test_legacy_alias_cannot_invent_levels(backend: str, device: str) -> None:
         )  # fmt: skip
 
 
+#: One level in the shapes, two in the locations, and then something wrong.
+ALIASED: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "three coordinates": (L, lambda t: t[..., [0, 1, 1]]),
+    "one coordinate": (L, lambda t: t[..., :1]),
+    "no coordinate": (L, lambda t: t[..., :0]),
+    "no points in the locations": (W, lambda t: t),
+    "a batch too few": (L, lambda t: t[:1]),
+    "a head too few": (L, lambda t: t[:, :, :1]),
+    "rank": (L, lambda t: t[0]),
+    "points as one number": (L, lambda t: t.flatten(-2)),
+    "weights of other queries": (W, lambda t: t[:, :2]),
+    "weights of more queries": (W, lambda t: torch.cat((t, t), 1)),
+    "weights of other points": (W, lambda t: t[..., :1]),
+    "weights without points": (W, lambda t: t[..., :0]),
+    "weights of one level": (W, lambda t: t[:, :, :, :1]),
+    "weights of another batch": (W, lambda t: t[:1]),
+    "weights transposed": (W, lambda t: t.transpose(1, 3)),
+    "weights flat": (W, lambda t: t.flatten(3)),
+}
+
+
+def _aliased(device: str) -> dict[str, torch.Tensor]:
+    tensors = _tensors(device)
+    tensors["value"] = tensors["value"][:, :20]
+    for name in ("spatial_shapes", "level_start_index"):
+        tensors[name] = tensors[name][:1]
+    return tensors
+
+
+@pytest.mark.parametrize("name", ALIASED)
+def test_legacy_alias_checks_shapes_first(name: str, backend: str, device: str) -> None:
+    """Cutting flat buffers anew would make sense of almost any shape, and read the wrong numbers."""
+    argument, change = ALIASED[name]
+    tensors = _aliased(device)
+    assert torch.isfinite(_call(backend, *tensors.values(), legacy_level_alias=True)).all(), "right before the change"
+    tensors[argument] = change(tensors[argument])
+    if name == "no points in the locations":
+        tensors[L] = tensors[L][..., :0, :]
+    with pytest.raises(ValueError, match=f"^{argument}: expected ") as caught:
+        _call(backend, *tensors.values(), legacy_level_alias=True)
+    assert "view" not in str(caught.value) and "reshape" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("argument", "change"), [(L, torch.Tensor.long), (W, torch.Tensor.int), (L, torch.Tensor.double)])
+def test_legacy_alias_checks_dtypes(argument: str, change: Any, backend: str, device: str) -> None:
+    tensors = _aliased(device)
+    tensors[argument] = change(tensors[argument])
+    with pytest.raises(TypeError, match=f"^{argument}: expected dtype "):
+        _call(backend, *tensors.values(), legacy_level_alias=True)
+
+
+def test_legacy_alias_of_nothing(backend: str, device: str) -> None:
+    """No queries or no points: the empty or zero result of any other call, or a refusal in words."""
+    for cut in (lambda t: t[:, :0], lambda t: t[:, :, :, :, :0]):
+        tensors = _aliased(device)
+        tensors[L], tensors[W] = cut(tensors[L]), cut(tensors[W])
+        try:
+            output = _call(backend, *tensors.values(), legacy_level_alias=True)
+        except ValueError as error:
+            assert "sampling_locations" in str(error) or "attention_weights" in str(error)
+        else:
+            assert output.shape == (2, tensors[L].shape[1], 8) and (output == 0).all()
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_too_few_arguments(count: int, backend: str, device: str) -> None:
     tensors = list(_tensors(device).values())
@@ -126,21 +192,63 @@ def test_malformed_start_lists(starts: Any, backend: str, device: str) -> None:
     assert "level_start_index" in str(caught.value), caught.value
 
 
-@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-@pytest.mark.parametrize("name", ["value", "sampling_locations", "attention_weights"])
-def test_sparse_tensors(name: str, backend: str, device: str) -> None:
-    tensors = _tensors(device)
-    tensors[name] = tensors[name].to_sparse()
-    with pytest.raises((ValueError, TypeError, NotImplementedError, RuntimeError)) as caught:
-        _call(backend, *tensors.values())
-    if isinstance(caught.value, ValueError | TypeError):
-        assert name in str(caught.value)
-
-
-@pytest.mark.parametrize("backend_name", ["", "CPU", "cuda:0", None, 3])
+@pytest.mark.parametrize("backend_name", ["", "CPU", "cuda:0", None, 3, ["cpu"], {"cpu": 1}, ("cpu",)])
 def test_backend_names(backend_name: Any, backend: str, device: str) -> None:
-    with pytest.raises((ValueError, TypeError), match="backend"):
+    with pytest.raises((ValueError, TypeError), match=r"^backend: expected "):
         multi_scale_deformable_attn(*_tensors(device).values(), backend=backend_name)
+
+
+@pytest.mark.parametrize("shapes", ["tensor", "list"])
+@pytest.mark.parametrize("number", [10**30, -(10**30), 1 << 63, -(1 << 63) - 1])
+def test_numbers_beyond_64_bits(number: int, shapes: str, backend: str, device: str) -> None:
+    value, given, _, locations, weights = _tensors(device).values()
+    sizes = given.tolist() if shapes == "list" else given
+    with pytest.raises(ValueError, match=r"^level_start_index"):
+        _call(backend, value, sizes, [0, number], locations, weights)
+    with pytest.raises(ValueError, match=r"^spatial_shapes"):
+        _call(backend, value, [[4, 5], [2, number]], None, locations, weights)
+
+
+@pytest.mark.parametrize("form", ["positional", "no starts", "keyword", "left out"])
+def test_missing_weights_are_named(form: str, backend: str, device: str) -> None:
+    """Five arguments of which the last is None are not the four-argument form."""
+    value, shapes, level_starts, locations, _ = _tensors(device).values()
+    with pytest.raises(TypeError, match=r"^attention_weights: expected a torch.Tensor, got NoneType"):
+        if form == "positional":
+            _call(backend, value, shapes, level_starts, locations, None)
+        elif form == "no starts":
+            _call(backend, value, shapes, None, locations, None)
+        elif form == "keyword":
+            _call(backend, value, shapes, level_starts, locations, attention_weights=None)
+        else:
+            _call(backend, value, shapes, sampling_locations=locations)
+
+
+SIDE = 1 << 24
+
+
+@pytest.mark.parametrize("form", ["tensor", "list"])
+@pytest.mark.parametrize("size", [(1, SIDE + 1), (SIDE + 1, 1)], ids=["wide", "tall"])
+def test_a_side_beyond_fp32(
+    size: tuple[int, int], form: str, backend: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pixel coordinates up to 2**24 are exact in fp32; a longer side would lose pixels without a word."""
+    value = torch.ones(1, 1, 1, 1, device=device).expand(1, SIDE + 1, 1, 1)  # one number in memory
+    locations, weights = torch.full((1, 1, 1, 1, 1, 2), 0.5, device=device), torch.ones(1, 1, 1, 1, 1, device=device)
+    shapes = torch.tensor([size], device=device) if form == "tensor" else [size]
+    monkeypatch.setenv("MUSPACE_CHECK", "1")
+    for level_starts in (None, [0]):
+        with pytest.raises(ValueError, match=rf"^spatial_shapes\[0\]: expected .*{SIDE}.*{SIDE + 1}"):
+            _call(backend, value, shapes, level_starts, locations, weights)
+
+
+@pytest.mark.parametrize("size", [(1, SIDE), (SIDE, 1)], ids=["wide", "tall"])
+def test_the_longest_side(size: tuple[int, int], backend: str, device: str) -> None:
+    value = torch.full((1, SIDE, 1, 1), 3.0, dtype=torch.float16, device=device)
+    value[0, SIDE // 2] = 5.0
+    locations = torch.full((1, 1, 1, 1, 1, 2), 0.5, device=device)
+    output = _call(backend, value, [size], None, locations, torch.ones(1, 1, 1, 1, 1, device=device))
+    assert float(output) == 4.0, "halfway between the two pixels in the middle"
 
 
 def test_a_refused_call_leaves_the_last_report(backend: str, device: str) -> None:

@@ -34,3 +34,9 @@ class TestMultiScaleDeformableAttn(OpContract):
     storage = ("value",)
     geometry = ("sampling_locations", "attention_weights")
     ordered_route = "ordered"
+    forms = {  # noqa: RUF012 - data of the contract, like the tuples above
+        "lists": lambda t: t | {k: t[k].tolist() for k in ("spatial_shapes", "level_start_index")},
+        "starts derived": lambda t: t | {"level_start_index": None},
+        "list, starts derived": lambda t: t | {"spatial_shapes": t["spatial_shapes"].tolist(), "level_start_index": None},
+        "int32": lambda t: t | {k: t[k].int() for k in ("spatial_shapes", "level_start_index")},
+    }

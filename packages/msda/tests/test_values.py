@@ -320,7 +320,14 @@ def test_four_argument_form(backend: str, device: str) -> None:
 def test_keyword_form(backend: str, device: str) -> None:
     arguments = tensors(inputs.attention("keyword"), device)
     named = dict(zip(inputs.ARGUMENTS, arguments, strict=True))
-    assert_bits_equal(call(backend, **named), call(backend, *arguments), "all by name")
+    wanted = call(backend, *arguments)
+    assert_bits_equal(call(backend, **named), wanted, "all by name")
+    del named["level_start_index"]
+    assert_bits_equal(call(backend, **named), wanted, "the four-argument form by name")
+    tail = {k: named[k] for k in ("sampling_locations", "attention_weights")}
+    assert_bits_equal(call(backend, *arguments[:2], **tail), wanted, "its last two by name")
+    by_list = call(backend, arguments[0], arguments[1].tolist(), **tail)
+    assert_bits_equal(by_list, wanted, "its last two by name, after a list")
 
 
 @pytest.mark.parametrize("form", ["none", "int32", "list", "tuple", "tensor_of_lists"])

@@ -28,6 +28,12 @@ def layout(**arguments: torch.Tensor) -> None:
             raise fail(argument, "a strided tensor", f"layout {str(value.layout).removeprefix('torch.')}")
 
 
+def memory(argument: str, value: torch.Tensor) -> None:
+    """ValueError for a tensor whose storage was freed; to be asked before torch copies or converts it, which would crash."""
+    if value.numel() and not value.untyped_storage().nbytes():
+        raise fail(argument, "a tensor with memory", "none")
+
+
 def rank(argument: str, value: torch.Tensor, axes: str) -> None:
     """Number of dimensions; ``axes`` names them, as in ``"B S H D"``."""
     if value.dim() != len(axes.split()):

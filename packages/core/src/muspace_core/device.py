@@ -38,9 +38,10 @@ def thread_count() -> int:
     text = environment.NUM_THREADS.value()
     if not text:
         return torch.get_num_threads()
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+    digits = text.lstrip("0")
+    if not (digits.isascii() and digits.isdecimal()):
         raise ValueError(f"{environment.NUM_THREADS.name}: expected a positive integer, got {text!r}")
-    return min(int(text), MOST_THREADS)
+    return min(int(digits[:9]), MOST_THREADS)  # int() refuses thousands of digits
 
 
 def launch_context(backend: str, device: torch.device) -> int:

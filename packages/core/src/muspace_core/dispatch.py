@@ -83,6 +83,8 @@ class Dispatcher:
         """
         _check_request(backend, "backend")
         if not tensors:
+            if backend == "reference" and not self.spec.reference:
+                return f"{self.spec.name} has no reference implementation"
             return self.library.failure(backend) if backend in BACKENDS else None
         try:
             choice = self._decide(backend, tensors[0].device.type, tensors[0].dtype)

@@ -75,18 +75,19 @@ class Operator:
             return self.forward_op(*arguments)
         tensors = arguments[: self.tensor_count]
         if forward_ad._current_level >= 0:
-            self._refuse_tangents(tensors)
+            _refuse_tangents(self.spec.name, [tensors[index] for index in self._differentiable])
         if not takes_direct_path(tensors):
             return self.forward_op(*arguments)
         if self.records_gradient(tensors):
             return self._function.apply(*arguments)
         return self._forward(*arguments)
 
-    def _refuse_tangents(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Neither path would carry a tangent; both would drop it without a word."""
-        for index in self._differentiable:
-            if forward_ad.unpack_dual(tensors[index]).tangent is not None:
-                raise NotImplementedError(f"{self.spec.name} has no forward-mode derivative; use reverse mode")
+
+def _refuse_tangents(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    """No path would carry a tangent; all would drop it without a word."""
+    for tensor in tensors:
+        if forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(f"{name} has no forward-mode derivative; use reverse mode")
 
 
 def _autograd_function(
@@ -104,7 +105,7 @@ def _autograd_function(
     def run_once(_ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
         return backward(*arguments)
 
-    members = {"forward": staticmethod(run_once), "backward": staticmethod(refuse)}
+    members: dict[str, Any] = {"forward": staticmethod(run_once), "backward": staticmethod(refuse)}
     once: Any = type(f"{name}_backward", (torch.autograd.Function,), members)
 
     def run_forward(ctx: Any, *arguments: Any) -> torch.Tensor:
@@ -113,6 +114,8 @@ def _autograd_function(
         return forward(*arguments)
 
     def run_backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(f"the backward of {name}", [grad_output])
         call = once.apply if torch.is_grad_enabled() else backward
         grads = call(grad_output, *ctx.saved_tensors, *ctx.options)
         return _spread(grads, differentiable, tensor_count + len(ctx.options), ctx.needs_input_grad)
@@ -164,6 +167,8 @@ def register(
         ctx.options = inputs[tensor_count:]
 
     def registered_backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(f"the backward of {spec.name}", [grad_output])
         grads = operator.backward_op(grad_output, *ctx.saved_tensors, *ctx.options)
         return _spread(grads, differentiable, tensor_count + len(ctx.options), ctx.needs_input_grad)
 

@@ -55,9 +55,13 @@ def _from_rows(rows: tuple, value: torch.Tensor) -> torch.Tensor:
 def _index_tensor(argument: str, given: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     if given.device != value.device:
         checks.same_device(argument, given, "value", value.device)
+    if given.layout is not torch.strided:
+        checks.layout(**{argument: given})
     if given.dtype is torch.int64:
         return given
     checks.dtype(argument, given, _INDEX_DTYPES)
+    if takes_direct_path((given,)):
+        checks.memory(argument, given)
     return given.to(torch.int64)
 
 
@@ -121,8 +125,16 @@ def check_contents(shapes: Sequence[Sequence[int]], starts: Sequence[int] | None
 def check_tensors(shapes: torch.Tensor, starts: torch.Tensor, length: int) -> None:
     """``check_contents`` of tensors; on a GPU one concatenation and one copy to the host, hence one sync."""
     if shapes.is_cpu:
-        check_contents(shapes.tolist(), starts.tolist() or None, length)
+        try:
+            rows, firsts = shapes.tolist(), starts.tolist()
+        except RuntimeError:
+            checks.memory("spatial_shapes", shapes)
+            checks.memory("level_start_index", starts)
+            raise
+        check_contents(rows, firsts or None, length)
         return
+    checks.memory("spatial_shapes", shapes)
+    checks.memory("level_start_index", starts)
     count = shapes.shape[0]
     numbers = torch.cat((shapes.reshape(-1), starts)).tolist()
     rows = [(numbers[2 * level], numbers[2 * level + 1]) for level in range(count)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from muspace_core import environment
+from muspace_core import checks, environment
 from muspace_core.device import launch_context
 from muspace_core.loader import NativeLibrary
 
@@ -36,10 +36,14 @@ def route(
     return f"{forward}+{BACKWARD_ROUTES[reached(*sizes, 1, ORDERED if deterministic else BLOCK_SORTED)]}"
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_neg() or tensor._is_zerotensor():  # lazy: a negation shares its source's memory, a zero tensor has none
-        tensor = tensor.clone()
-    return tensor.contiguous()
+def _dense(argument: str, tensor: torch.Tensor) -> torch.Tensor:
+    """What the library can read; it refuses a dense tensor without memory itself, torch would crash on copying another."""
+    lazy = tensor.is_neg() or tensor._is_zerotensor()  # a negation shares the memory of what it negates, a zero has none
+    if not lazy and tensor.is_contiguous():
+        return tensor
+    if not tensor._is_zerotensor():
+        checks.memory(argument, tensor)
+    return (tensor.clone() if lazy else tensor).contiguous()
 
 
 def forward(
@@ -55,14 +59,15 @@ def forward(
     if backend in ("cpu", "emu") or environment.CHECK.enabled():
         _levels.check_tensors(spatial_shapes, level_start_index, value.shape[1])
     batch, _, heads, channels = value.shape
-    output = value.new_empty((batch, sampling_locations.shape[1], heads * channels))
+    # torch.empty throughout: new_empty of a lazy negation would copy it first.
+    output = torch.empty((batch, sampling_locations.shape[1], heads * channels), dtype=value.dtype, device=value.device)
     LIBRARY.function(backend, "multi_scale_deformable_attn_forward")(
         output,
-        _dense(value),
-        spatial_shapes.contiguous(),
-        level_start_index.contiguous(),
-        _dense(sampling_locations),
-        _dense(attention_weights),
+        _dense("value", value),
+        spatial_shapes if spatial_shapes.is_contiguous() else _dense("spatial_shapes", spatial_shapes),
+        level_start_index if level_start_index.is_contiguous() else _dense("level_start_index", level_start_index),
+        _dense("sampling_locations", sampling_locations),
+        _dense("attention_weights", attention_weights),
         FUSED,
         launch_context(backend, value.device),
     )
@@ -84,8 +89,8 @@ def backward(
     # 16-bit sums would need compare-and-swap loops and lose bits: the sum is fp32 and is narrowed once.
     accumulator = torch.float64 if value.dtype is torch.float64 else torch.float32
     grad_value = torch.empty(value.shape, dtype=accumulator, device=value.device)
-    grad_locations = sampling_locations.new_empty(sampling_locations.shape)
-    grad_weights = attention_weights.new_empty(attention_weights.shape)
+    grad_locations = torch.empty(sampling_locations.shape, dtype=sampling_locations.dtype, device=value.device)
+    grad_weights = torch.empty(attention_weights.shape, dtype=attention_weights.dtype, device=value.device)
     queries, levels, points = sampling_locations.shape[1], sampling_locations.shape[3], sampling_locations.shape[4]
     size = 0
     if deterministic and backend != "cpu":
@@ -96,12 +101,12 @@ def backward(
         grad_value,
         grad_locations,
         grad_weights,
-        _dense(grad_output),
-        _dense(value),
-        spatial_shapes.contiguous(),
-        level_start_index.contiguous(),
-        _dense(sampling_locations),
-        _dense(attention_weights),
+        _dense("grad_output", grad_output),
+        _dense("value", value),
+        spatial_shapes if spatial_shapes.is_contiguous() else _dense("spatial_shapes", spatial_shapes),
+        level_start_index if level_start_index.is_contiguous() else _dense("level_start_index", level_start_index),
+        _dense("sampling_locations", sampling_locations),
+        _dense("attention_weights", attention_weights),
         torch.empty(size, dtype=torch.uint8, device=value.device),
         wanted,
         launch_context(backend, value.device),

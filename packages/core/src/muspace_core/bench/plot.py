@@ -21,6 +21,18 @@ SERIES: Final = (
 )
 
 
+def check(path: str | Path) -> None:
+    """Whether :func:`draw` can write such a file: ``ImportError`` without matplotlib, ``ValueError`` for an unknown ending."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ModuleNotFoundError:
+        raise ImportError("drawing needs matplotlib: pip install 'muspace[bench]'") from None
+    known = FigureCanvasBase.get_supported_filetypes()
+    ending = Path(path).suffix.removeprefix(".").lower()
+    if ending and ending not in known:
+        raise ValueError(f"path: expected a file name that ends in one of {', '.join(sorted(known))}; got {Path(path).name}")
+
+
 def draw(document: dict[str, Any], path: str | Path) -> None:
     """Writes ``path`` (png, svg or pdf by its ending); rows without a passed gate are left out.
 

@@ -93,6 +93,8 @@ class Subject:
     geometry: ClassVar[tuple[str, ...]] = ()
     empty_cases: ClassVar[Sequence[EmptyCase]] = ()
     error_cases: ClassVar[Sequence[ErrorCase]] = ()
+    #: Other ways to write the smallest case's call: name -> change of its tensors that leaves the meaning.
+    forms: ClassVar[Mapping[str, Callable[[Arguments], Arguments]]] = {}
     #: ``excused(arguments) -> {argument: mask}`` true where a gradient is compared, as ``staticmethod``.
     excused: ClassVar[Callable[[Arguments], dict[str, np.ndarray]] | None] = None
     #: Environment that leads to the ordered, bit-reproducible backward is torch's own switch; this is its route's name.

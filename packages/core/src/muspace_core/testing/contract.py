@@ -15,6 +15,8 @@ The backend under test is that of ``pytest --backend``; nothing here knows an op
 from __future__ import annotations
 
 from muspace_core.testing.cases import FLOATING, Arguments, Case, EmptyCase, ErrorCase, Subject
+from muspace_core.testing.derivatives import DerivativeContract
+from muspace_core.testing.memory import MemoryContract
 from muspace_core.testing.numerics import NumericContract
 from muspace_core.testing.paths import OperatorLog, PathContract
 from muspace_core.testing.runtime import RuntimeContract
@@ -22,5 +24,5 @@ from muspace_core.testing.runtime import RuntimeContract
 __all__ = ["FLOATING", "Arguments", "Case", "EmptyCase", "ErrorCase", "OpContract", "OperatorLog", "Subject"]
 
 
-class OpContract(NumericContract, PathContract, RuntimeContract):
-    """Values and gradients, direct and registered paths, dispatch and runtime behaviour of one operator."""
+class OpContract(NumericContract, PathContract, RuntimeContract, DerivativeContract, MemoryContract):
+    """Values and gradients, direct and registered paths, dispatch and runtime, refused derivatives, memory."""

@@ -175,18 +175,6 @@ class NumericContract(Subject):
         with pytest.raises(RuntimeError):
             torch.autograd.grad(output, leaves, grad_output)
 
-    def test_double_backward_is_refused(self, backend: str, device: str) -> None:
-        if backend == "reference":
-            pytest.skip("the reference is composed of differentiable torch operators")
-        tensors = self.tensors(self.smallest(), "float32", device, grad=True)
-        output = self.call(tensors, backend)
-        leaves = [tensors[n] for n in self.floating]
-        with pytest.raises(RuntimeError):
-            # The upstream gradient needs one itself, so the first-order gradients depend on it in two ways.
-            grad_output = self.upstream_gradient(output).requires_grad_()
-            first = torch.autograd.grad(output, leaves, grad_output, create_graph=True)
-            torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), leaves)
-
     def test_inputs_are_left_alone(self, backend: str, device: str) -> None:
         tensors = self.tensors(self.smallest(), "float32", device)
         before = {k: v.clone() for k, v in tensors.items() if isinstance(v, torch.Tensor)}

@@ -7,8 +7,7 @@ import doctest
 import importlib
 import json
 import os
-import select
-import signal
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,8 +19,12 @@ import pytest
 import torch
 
 from muspace_core import BackendUnavailable, get_last_dispatch_report
-from muspace_core.testing.cases import ErrorCase, Subject
+from muspace_core.device import BACKENDS
+from muspace_core.dispatch import REQUESTS
+from muspace_core.loader import NativeLibrary
+from muspace_core.testing.cases import Arguments, ErrorCase, Subject
 from muspace_core.testing.compare import assert_bits_equal, assert_close
+from muspace_core.testing.process import in_child
 
 REPORT_KEYS = (
     "operator", "device", "dtype", "requested_backend", "selected_backend", "native_fallback", "route", "reason", "library",
@@ -52,6 +55,25 @@ for request in requests:
     row["warnings"] = [[w.category.__name__, str(w.message), w.filename] for w in caught]
     found.append(row)
 print(json.dumps(found))
+"""
+
+#: Run in a fresh interpreter: what a call under inference_mode leaves behind is met by the training that follows it.
+_INFERENCE_FIRST = """
+import importlib, sys
+import torch
+package, name, path, device, backend = sys.argv[1:]
+operator = getattr(importlib.import_module(package), name)
+keywords = {"backend": backend} if backend == "reference" else {}
+for form, arguments in torch.load(path).items():
+    arguments = [a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
+    with torch.inference_mode():
+        wanted = operator(*arguments, **keywords).clone()
+    live = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in arguments]
+    output = operator(*live, **keywords)
+    output.sum().backward()
+    assert torch.equal(output.detach(), wanted.to(device)), form
+    assert all(a.grad is not None for a in live if isinstance(a, torch.Tensor) and a.is_floating_point()), form
+print("done")
 """
 
 
@@ -93,6 +115,102 @@ class RuntimeContract(Subject):
             self.call(tensors, backend)
         report = get_last_dispatch_report()
         assert report is not None and report.route in self.spec.forward_routes
+
+    def test_the_report_describes_the_call(
+        self, backend: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What holds when the report is read has no part in it, and reading never raises."""
+        tensors = self.tensors(self.smallest(), "float32", device, grad=True)
+        self.call(tensors, backend)
+        wanted = get_last_dispatch_report()
+        self.call(tensors, backend)  # not read before the changes
+        for name, text in (
+            ("MUSPACE_LIBRARY_PATH", str(tmp_path)), ("MUSPACE_FORCE_BACKEND", "tpu"), ("MUSPACE_STRICT_PATCH", "1"),
+        ):  # fmt: skip
+            monkeypatch.setenv(name, text)
+        torch.use_deterministic_algorithms(True)
+        assert get_last_dispatch_report() == wanted
+
+    def test_fake_tensors_are_reported_like_meta(self, backend: str, device: str) -> None:
+        """Shapes only: nothing ran natively."""
+        if backend == "reference":
+            pytest.skip("the registered operator is native")
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        tensors = self.tensors(self.smallest(), "float32", device)
+        self.call({k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in tensors.items()}, backend)
+        meta = get_last_dispatch_report()
+        with FakeTensorMode() as mode:
+            self.call({k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in tensors.items()}, backend)
+        fake = get_last_dispatch_report()
+        assert meta is not None and fake is not None
+        for report, place in ((meta, "meta"), (fake, device)):
+            assert (report.selected_backend, report.reason, report.library) == ("meta", "shapes only", None), report
+            assert report.native_fallback is False and report.device == place and report.dtype == "float32"
+        assert fake.route == meta.route and fake.route not in (*self.spec.forward_routes, *self.spec.backward_routes)
+
+    # ---- why_not ---------------------------------------------------------------------------------------------------
+    def _first_and_the_rest(self, tensors: Arguments) -> list[torch.Tensor]:
+        """Every tensor of the call, the one that decides first."""
+        rest = [v for k, v in tensors.items() if isinstance(v, torch.Tensor) and k != self.storage[0]]
+        return [tensors[self.storage[0]], *rest]
+
+    @pytest.mark.parametrize("place", ["device", "meta"])
+    @pytest.mark.parametrize("forced", [None, "reference", "cpu", "emu", "musa"])
+    def test_why_not_agrees_with_dispatch(
+        self, forced: str | None, place: str, backend: str, device: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("MUSPACE_FORCE_BACKEND", raising=False)
+        if forced:
+            monkeypatch.setenv("MUSPACE_FORCE_BACKEND", forced)
+        why_not = importlib.import_module(self.spec.package).why_not
+        tensors = self.tensors(self.smallest(), "float32", device if place == "device" else "meta")
+        for request in REQUESTS:
+            sentence = why_not(request, *self._first_and_the_rest(tensors))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # a fallback warns; the report says it too
+                    type(self).operator(*tensors.values(), backend=request)
+            except BackendUnavailable as error:
+                assert sentence and sentence in str(error), (request, sentence, error)
+            else:
+                report = get_last_dispatch_report()
+                assert report is not None
+                assert sentence is None or (report.native_fallback and sentence == report.reason), (request, sentence)
+
+    def test_why_not_without_tensors_asks_the_library(self) -> None:
+        why_not = importlib.import_module(self.spec.package).why_not
+        library = NativeLibrary(self.spec.package, self.spec.family)
+        for name in BACKENDS:
+            assert why_not(name) == library.failure(name), name
+        assert (why_not("reference") is None) == self.spec.reference
+
+    def test_a_forced_backend_that_does_not_exist(self, backend: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        tensors = self.tensors(self.smallest(), "float32", device)
+        wanted = type(self).operator(*tensors.values(), backend=backend)
+        monkeypatch.setenv("MUSPACE_FORCE_BACKEND", "tpu")
+        with pytest.raises(ValueError, match=r"^MUSPACE_FORCE_BACKEND: expected one of .*cpu.*tpu"):
+            type(self).operator(*tensors.values())
+        assert_bits_equal(type(self).operator(*tensors.values(), backend=backend), wanted, "a named backend is not forced")
+
+    # ---- libraries -------------------------------------------------------------------------------------------------
+    def test_a_library_under_another_name_is_refused(
+        self, backend: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The file name is a claim; what the library says of itself decides."""
+        path = NativeLibrary(self.spec.package, self.spec.family).path(backend)
+        if path is None:
+            pytest.skip("needs a native backend")
+        other = "cpu" if backend != "cpu" else "emu"
+        shutil.copy(path, tmp_path / f"lib{self.spec.family}_{other}.so")
+        shutil.copy(path, tmp_path / f"libstranger_{backend}.so")
+        monkeypatch.setenv("MUSPACE_LIBRARY_PATH", str(tmp_path))
+        text = NativeLibrary(self.spec.package, self.spec.family).failure(other)
+        assert text and f"lib{self.spec.family}_{other}.so" in text and backend in text, text
+        text = NativeLibrary(self.spec.package, "stranger").failure(backend)
+        assert text and f"libstranger_{backend}.so" in text and self.spec.family in text, text
+        with pytest.raises(BackendUnavailable, match=rf"lib{self.spec.family}_{other}\.so"):
+            type(self).operator(*self.tensors(self.smallest(), "float32").values(), backend=other)
 
     def test_backend_forms(self, backend: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if backend == "reference":
@@ -185,7 +303,7 @@ class RuntimeContract(Subject):
         default, auto, cpu, native, reference = rows
         for row in (cpu, native):
             assert row["type"][0] == "BackendUnavailable" and "RuntimeError" in row["type"]
-            assert f"lib{self.spec.family}_cpu.so" in row["error"] and self.spec.wheel in row["error"], row["error"]
+            assert f"lib{self.spec.family}_cpu.so" in row["error"] and "MUSPACE_LIBRARY_PATH" in row["error"], row["error"]
             assert "\n" not in row["error"], "one sentence"
         assert reference["error"] is None and reference["warnings"] == []
         if not self.spec.reference:
@@ -277,11 +395,19 @@ class RuntimeContract(Subject):
                 assert_bits_equal(gradients[name], results[0][1][name], f"gradient of {name}")
 
     @pytest.mark.backends("cpu")
-    @pytest.mark.parametrize("text", ["0", "-2", "many", "1.5"])
+    @pytest.mark.parametrize("text", ["0", "-2", "many", "1.5", "²", "٣"])
     def test_bad_thread_count(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MUSPACE_NUM_THREADS", text)
         with pytest.raises(ValueError, match=f"MUSPACE_NUM_THREADS: expected a positive integer, got '{text}'"):
             self.call(self.tensors(self.smallest(), "float32"))
+
+    @pytest.mark.backends("cpu")
+    @pytest.mark.parametrize("text", ["100000", "9" * 30])
+    def test_more_threads_than_there_are(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        tensors = self.tensors(self.cases[-1].build(), "float32")
+        wanted = self.call(tensors)
+        monkeypatch.setenv("MUSPACE_NUM_THREADS", text)
+        assert_bits_equal(self.call(tensors), wanted, f"with {text} threads")
 
     # ---- threads and processes -------------------------------------------------------------------------------------
     def test_two_threads_at_once(self, backend: str, device: str) -> None:
@@ -322,7 +448,7 @@ class RuntimeContract(Subject):
         output, gradients, _ = self.run(tensors, backend)
         wanted = b"".join(t.contiguous().numpy().tobytes() for t in (output, *gradients.values()))
         for _ in range(2):
-            assert _in_child(lambda: self._bytes(tensors, backend), 60) == wanted
+            assert in_child(lambda: self._bytes(tensors, backend)) == wanted
         # And the parent still works, with its own pool.
         assert self._bytes(tensors, backend) == wanted
 
@@ -339,6 +465,24 @@ class RuntimeContract(Subject):
         loader = torch.utils.data.DataLoader(_Calls(self, tensors), batch_size=None, num_workers=2, timeout=60)
         for found in loader:
             assert_bits_equal(found, wanted, "from a worker")
+
+    def test_training_after_inference(self, backend: str, device: str, tmp_path: Path) -> None:
+        """Nothing that a call keeps for the next one may be an inference tensor; every form of the call, in a new process."""
+        tensors = self.tensors(self.smallest(), "float32")
+        forms = {"tensors": list(tensors.values())}
+        forms |= {name: list(change(dict(tensors)).values()) for name, change in self.forms.items()}
+        torch.save(forms, tmp_path / "forms.pt")
+        given = (self.spec.package, self.spec.name, str(tmp_path / "forms.pt"), device, backend)
+        done = subprocess.run(
+            [sys.executable, "-c", _INFERENCE_FIRST, *given], check=False, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
+
+    def test_forms_of_the_call_agree(self, backend: str, device: str) -> None:
+        tensors = self.tensors(self.smallest(), "float32", device)
+        wanted = self.call(tensors, backend)
+        for name, change in self.forms.items():
+            assert_bits_equal(self.call(change(dict(tensors)), backend), wanted, name)
 
     # ---- streams ---------------------------------------------------------------------------------------------------
     @pytest.mark.backends("cuda", "hip", "musa")
@@ -419,34 +563,3 @@ class _Calls(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self.contract.call(self.tensors)
-
-
-def _in_child(work: Any, timeout: float) -> bytes:
-    """Bytes that ``work`` returns in a forked child; kills the child and fails if it takes longer than ``timeout``."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.close(reading)
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(work())
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-    chunks = []
-    with os.fdopen(reading, "rb") as pipe:
-        while True:
-            ready, _, _ = select.select([pipe], [], [], timeout)
-            if not ready:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                raise AssertionError(f"the forked child did not answer within {timeout} s")
-            chunk = os.read(pipe.fileno(), 1 << 16)
-            if not chunk:
-                break
-            chunks.append(chunk)
-    _, status = os.waitpid(child, 0)
-    assert status == 0, f"the forked child ended with status {status}"
-    return b"".join(chunks)
