@@ -49,6 +49,13 @@ constexpr bool kHasFloat64 = false;
 constexpr bool kHasFloat64 = true;
 #endif
 
+// Whether the contents of tensors can be read here, on the host.
+#if (defined(MSP_BACKEND_CPU) || defined(MSP_BACKEND_EMU)) && !defined(MSP_EMU_ALIAS_MUSA)
+constexpr bool kHostMemory = true;
+#else
+constexpr bool kHostMemory = false;
+#endif
+
 inline std::string dtype_name(DLDataType dtype) {
   static const char* const kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
   std::ostringstream text;

@@ -82,15 +82,21 @@ void check_route(int64_t route, int64_t count) {
   TVM_FFI_THROW(ValueError) << "route: expected a code below " << count << ", got " << route;
 }
 
-void forward(TensorView output, TensorView value, TensorView spatial_shapes, TensorView level_start_index,
-             TensorView sampling_locations, TensorView attention_weights, int64_t route, int64_t ctx) {
+// Returns 1 if the level table is known to be wrong (levels that do not fit contribute zero all the same): the caller has
+// the words for it. 0 otherwise, always so where the table lies in device memory.
+int64_t forward(TensorView output, TensorView value, TensorView spatial_shapes, TensorView level_start_index,
+                TensorView sampling_locations, TensorView attention_weights, int64_t route, int64_t ctx) {
   const Inputs inputs = checked_inputs(value, spatial_shapes, level_start_index, sampling_locations, attention_weights);
   const Extent& e = inputs.extent;
   check_like(output, "output", value.dtype(), {e.batch, e.queries, e.heads * e.channels}, value.device());
   check_route(route, 2);
   const Place place{value.device().device_id, ctx};
-  if (!has_work(e)) return fill_zero(output, place);
-  ffi::raise_unless_ok(launch_forward(inputs, ffi::data_of(output), static_cast<ForwardRoute>(route), place));
+  if (has_work(e)) {
+    ffi::raise_unless_ok(launch_forward(inputs, ffi::data_of(output), static_cast<ForwardRoute>(route), place));
+  } else {
+    fill_zero(output, place);
+  }
+  return ffi::kHostMemory && !levels_fill(inputs.spatial_shapes, inputs.level_start_index, e.levels, e.rows) ? 1 : 0;
 }
 
 int64_t workspace(int64_t batch, int64_t rows, int64_t heads, int64_t channels, int64_t queries, int64_t levels,

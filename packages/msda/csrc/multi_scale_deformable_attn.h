@@ -59,6 +59,9 @@ int64_t workspace_bytes(const Extent& extent, BackwardRoute route);
 ForwardRoute reached_route(const Extent& extent, Storage value_type, ForwardRoute wanted);
 BackwardRoute reached_route(const Extent& extent, Storage value_type, BackwardRoute wanted);
 
+// Whether the levels lie inside the `rows` of value and fill them exactly; for a table in host memory.
+bool levels_fill(const int64_t* spatial_shapes, const int64_t* level_start_index, int64_t levels, int64_t rows);
+
 // Zero-fills `bytes` on the place (a memset on the stream); bind.cc uses it for the cases without work.
 Status launch_fill_zero(void* data, int64_t bytes, const Place& place);
 

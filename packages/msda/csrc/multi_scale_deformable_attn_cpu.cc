@@ -470,6 +470,10 @@ Status launch_backward(const Inputs& inputs, const Gradients& gradients, void*, 
 
 int64_t workspace_bytes(const Extent&, BackwardRoute) { return 0; }
 
+bool levels_fill(const int64_t* spatial_shapes, const int64_t* level_start_index, int64_t levels, int64_t rows) {
+  return host_levels_fill(spatial_shapes, level_start_index, levels, rows);
+}
+
 ForwardRoute reached_route(const Extent&, Storage, ForwardRoute wanted) { return wanted; }
 BackwardRoute reached_route(const Extent&, Storage, BackwardRoute) { return BackwardRoute::ordered; }
 

@@ -6,6 +6,10 @@
 
 namespace muspace::msda {
 
+bool levels_fill(const int64_t* spatial_shapes, const int64_t* level_start_index, int64_t levels, int64_t rows) {
+  return host_levels_fill(spatial_shapes, level_start_index, levels, rows);
+}
+
 Status launch_fill_zero(void* data, int64_t bytes, const Place& place) {
   const DeviceGuard guard(place.device);
   const char* error = zero_fill(data, static_cast<size_t>(bytes), stream_at(place.ctx));

@@ -49,6 +49,18 @@ MSP_HD Level read_level(const int64_t* spatial_shapes, const int64_t* level_star
   return fitted_level(spatial_shapes[2 * index], spatial_shapes[2 * index + 1], start, rows);
 }
 
+// See multi_scale_deformable_attn.h; each library defines that function by this one.
+inline bool host_levels_fill(const int64_t* spatial_shapes, const int64_t* level_start_index, int64_t levels, int64_t rows) {
+  int64_t total = 0;
+  for (int64_t l = 0; l < levels; ++l) {
+    const int64_t height = spatial_shapes[2 * l], width = spatial_shapes[2 * l + 1];
+    const int64_t start = level_start_index != nullptr ? level_start_index[l] : total;
+    if (fitted_level(height, width, start, rows).height == 0) return false;
+    total += height * width;
+  }
+  return total == rows;
+}
+
 template <class T>
 struct Sample {
   T fx, fy;        // fractions, in [0, 1]

@@ -56,12 +56,12 @@ def forward(
     deterministic: bool,
 ) -> torch.Tensor:
     """Native forward on checked arguments; ``deterministic`` matters to the backward only."""
-    if backend in ("cpu", "emu") or environment.CHECK.enabled():
+    if environment.CHECK.enabled():
         _levels.check_tensors(spatial_shapes, level_start_index, value.shape[1])
     batch, _, heads, channels = value.shape
     # torch.empty throughout: new_empty of a lazy negation would copy it first.
     output = torch.empty((batch, sampling_locations.shape[1], heads * channels), dtype=value.dtype, device=value.device)
-    LIBRARY.function(backend, "multi_scale_deformable_attn_forward")(
+    wrong_levels = LIBRARY.function(backend, "multi_scale_deformable_attn_forward")(
         output,
         _dense("value", value),
         spatial_shapes if spatial_shapes.is_contiguous() else _dense("spatial_shapes", spatial_shapes),
@@ -71,6 +71,8 @@ def forward(
         FUSED,
         launch_context(backend, value.device),
     )
+    if wrong_levels:
+        _levels.check_tensors(spatial_shapes, level_start_index, value.shape[1])
     return output
 
 
