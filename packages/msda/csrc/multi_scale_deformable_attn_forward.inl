@@ -24,7 +24,6 @@ template <int kVector_, int kGroup_, int kHeads_, int kQueries_, int kUnroll_, i
 struct ForwardPlan {
   static constexpr int kVector = kVector_, kGroup = kGroup_, kHeads = kHeads_, kQueries = kQueries_;
   static constexpr int kUnroll = kUnroll_, kPoints = kPoints_, kThreads = kThreads_, kBlocks = kBlocks_;
-  static constexpr int kWarps = kThreads / kLanes;
   static constexpr bool kStrided = kStrided_;
   static constexpr int kSlots = kLanes / kGroup * kQueries;  // (query, head) pairs of a warp
   static constexpr int kRound = kLanes / kSlots;             // samples of a slot that are set up per round

@@ -65,7 +65,7 @@ ForwardLaunch forward_launch(const Extent& e) {
   if (!many_queries(e)) return {64, 1, false, false, -1};
   if (e.queries != e.rows) return {128, 1, false, false, -1};
   if (e.levels > 1) return {Plan::kThreads, Plan::kQueries > 1 ? 1 : 2, false, false, 3};
-  constexpr bool kShortRows = Plan::kGroup <= 16;
+  constexpr bool kShortRows = !Plan::kStrided && Plan::kVector * Plan::kGroup <= 64;
   return {Plan::kThreads, kShortRows ? 8 : 4, kShortRows, true, 3};
 }
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from mu_space import families
-from mu_space.cli import env, text
+from mu_space.cli import bench, env, probe, text
 from mu_space.cli.main import COMMANDS, main
 
 
@@ -62,12 +63,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "--pass", "x"], "unknown pass 'x', expected one of fwd, bwd, ordered, "),
         (["bench", "--backend", "x"], "unknown backend 'x', expected one of auto, native, cpu, "),
         (["bench", "--device", "nowhere"], "device 'nowhere' is not usable: "),
+        (["bench", "--device", "meta"], "device 'meta' cannot be measured, expected one of type cpu, cuda, musa"),
+        (["bench", "--json", "/nonexistent/x.json"], "--json: /nonexistent is not a folder (see "),
+        (["bench", "--plot", "/nonexistent/x.png"], "--plot: /nonexistent is not a folder (see "),
+        (["bench", "--json", "/"], "--json: expected a file, / is a folder (see "),
+        (["bench", "--json", f"/tmp/{'x' * 300}"], ": File name too long (see "),
+        (["bench", "--json", "/dev/null/x.json"], "--json: /dev/null is not a folder (see "),
         ([], "required: command"),
     ],
 )
 def test_wrong_command_line_is_one_sentence_and_status_2(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bench, "measure", lambda *a: pytest.fail("measured for nothing"))
     try:
         status = main(arguments)
     except SystemExit as exit_:
@@ -83,6 +91,117 @@ def test_python_dash_m_and_a_closed_pipe() -> None:
         f"{sys.executable} -m mu_space ops --json | head -c 1", shell=True, capture_output=True, text=True, check=False
     )
     assert done.stdout == "[" and "Traceback" not in done.stderr
+
+
+def _shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash in which ``$MU`` is the command; ``pipefail`` lets the status of a pipe's first member through."""
+    start = {"MU": f"{sys.executable} -m mu_space", **environment}
+    command = ["bash", "-o", "pipefail", "-c", line]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **start})
+
+
+PRINTING = ("ops", "ops --json", "env", "bench --list", "--help", "ops --help", "--version")
+BUFFERING = pytest.mark.parametrize(
+    "buffering", [{"PYTHONUNBUFFERED": ""}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "direct"]
+)
+
+
+@BUFFERING
+@pytest.mark.parametrize("command", PRINTING)
+def test_a_reader_that_leaves_is_no_error(command: str, buffering: dict[str, str]) -> None:
+    done = _shell(f"$MU {command} | true", **buffering)  # nobody reads: whatever is written is written in vain
+    assert (done.returncode, done.stderr.replace("mu-space env: ", "")) == (0, ""), done.stderr
+
+
+@BUFFERING
+@pytest.mark.parametrize("command", [command for command in PRINTING if command != "env"])  # env's own complaints come between
+def test_output_that_cannot_be_written_is_one_sentence(command: str, buffering: dict[str, str]) -> None:
+    done = _shell(f"$MU {command} >/dev/full", **buffering)
+    name = " ".join(["mu-space", *(word for word in command.split()[:1] if word in COMMANDS)])
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == f"{name}: the standard output could not be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("command", [*PRINTING, "demo", "nonsense"])
+def test_closed_streams(command: str, tmp_path: Path) -> None:
+    done = _shell(f"cd {tmp_path} && $MU {command} >&-")
+    assert (done.returncode, done.stderr) == (1, "mu-space: the standard output is closed\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closed_stderr_is_a_silent_one(tmp_path: Path) -> None:
+    done = _shell("$MU env --json 2>&-", MUSPACE_LIBRARY_PATH=str(tmp_path))
+    assert done.returncode == 0 and json.loads(done.stdout)["problems"]
+    assert _shell("$MU nonsense 2>&-").returncode == 2
+
+
+def test_a_terminal_of_another_encoding_shows_escapes() -> None:
+    done = _run("ops", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0 and "multi_scale_deformable_attn" in done.stdout, done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------- without torch
+def _without(package: str, folder: Path) -> dict[str, str]:
+    """Environment of a child in which a package is not there, neither to import nor to find."""
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {package!r}:\n"
+        f"            raise ModuleNotFoundError('No module named {package}', name={package!r})\n"
+        "sys.meta_path.insert(0, Absent())\n"
+    )
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+
+
+@pytest.fixture
+def no_torch(tmp_path: Path) -> dict[str, str]:
+    return _without("torch", tmp_path)
+
+
+def test_ops_needs_no_torch(no_torch: dict[str, str]) -> None:
+    done = _run("ops", "--json", **no_torch)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout == _run("ops", "--json").stdout
+    assert (
+        "torch" not in _run(code="import sys; from mu_space import families as f; f.specs('msda'); print(*sys.modules)").stdout
+    )
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--list"]])
+def test_bench_without_torch_is_one_sentence(arguments: list[str], no_torch: dict[str, str]) -> None:
+    done = _run(*arguments, **no_torch)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("mu-space bench: measuring needs torch, which is not") and done.stderr.count("\n") == 1
+
+
+def test_bench_without_numpy_names_the_extra(tmp_path: Path) -> None:
+    done = _run("bench", "--list", PYTHONWARNINGS="ignore", **_without("numpy", tmp_path))
+    assert done.returncode == 2 and done.stdout == ""
+    sentence = "mu-space bench: measuring needs numpy, which is not installed: pip install 'muspace[bench]'\n"
+    assert done.stderr == sentence
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "mu_space.multi_scale_deformable_attn",
+        "mu_space.ops.MultiScaleDeformableAttention",
+        "mu_space.get_last_dispatch_report",
+        "exec('from mu_space import *')",
+    ],
+)
+def test_operators_without_torch_are_an_import_error_of_one_sentence(statement: str, no_torch: dict[str, str]) -> None:
+    code = f"import mu_space\ntry: {statement}\nexcept ImportError as e: print(type(e).__name__, e, e.__suppress_context__)"
+    done = _run(code=code, **no_torch)
+    assert done.stdout.startswith("ImportError ") and done.stdout.endswith(" True\n"), done.stderr
+    assert " needs torch, which is not installed: install the build of your accelerator's vendor" in done.stdout
+
+
+def test_env_without_torch_blames_torch_alone(no_torch: dict[str, str]) -> None:
+    report = json.loads(_run("env", "--json", **no_torch).stdout)
+    assert report["tvm_ffi"]["importable"] and report["problems"][0].startswith("torch cannot be imported: ")
+    assert not any("tvm-ffi" in problem for problem in report["problems"])
+    assert {entry["backend"] for entry in report["libraries"]} == set(probe.BACKENDS)
 
 
 # --------------------------------------------------------------------------------------------------------------------- ops
@@ -183,13 +302,51 @@ def test_env_problems_name_the_library_of_a_visible_device(report: dict) -> None
     assert "apache-tvm-ffi 0.2.0 is outside >=0.1.9,<0.2" in env.problems(seen, judge_profile=False)
 
 
+#: Code that runs when the library is opened, and what the report then says of it.
+KILLERS = {
+    "signal": ("abort();", "libmsda_cuda.so ended the process that opened it (SIGABRT)"),
+    "exit": ("_exit(7);", "libmsda_cuda.so ended the process that opened it (status 7)"),
+    "hang": ("for (;;) pause();", "libmsda_cuda.so was not open within 2 s"),
+}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize("how", KILLERS)
+def test_a_library_that_kills_its_process_takes_nothing_with_it(how: str, tmp_path: Path) -> None:
+    body, sentence = KILLERS[how]
+    source = tmp_path / "killer.c"
+    source.write_text(f"#include <stdlib.h>\n#include <unistd.h>\n__attribute__((constructor)) void f(void) {{ {body} }}\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libmsda_cuda.so", source], check=True)
+    (tmp_path / "libmsda_hip.so").write_text("not an ELF file")
+    code = "import json; from mu_space.cli import probe as p; p.LIBRARY_SECONDS = 2; print(json.dumps(p.library_facts()))"
+    answer = json.loads(_run(code=code, MUSPACE_LIBRARY_PATH=str(tmp_path)).stdout)
+    facts = {entry["backend"]: entry for entry in answer if entry["family"] == "msda"}
+    assert facts["cuda"]["reason"] == sentence and not facts["cuda"]["loadable"]
+    assert "is not in" in facts["cpu"]["reason"] and "could not be opened" in facts["hip"]["reason"]
+
+
+def test_a_truncated_library_is_told_by_its_name(tmp_path: Path) -> None:
+    """Opening half a library raises SIGBUS or an error of the loader, as its sections happen to lie."""
+    whole = Path(families.package("msda").__path__[0]) / "_lib" / "libmsda_cpu.so"
+    if not whole.is_file():
+        pytest.skip("the cpu library is not built")
+    (tmp_path / "libmsda_cpu.so").write_bytes(whole.read_bytes()[: whole.stat().st_size // 3])
+    report = json.loads(_run("env", "--json", MUSPACE_LIBRARY_PATH=str(tmp_path)).stdout)
+    (cpu,) = (entry for entry in report["libraries"] if (entry["family"], entry["backend"]) == ("msda", "cpu"))
+    assert cpu["reason"].startswith("libmsda_cpu.so ") and report["tvm_ffi"]["importable"]
+    assert report["problems"] == [f"libmsda_cpu.so is needed (always used): {cpu['reason']}"]
+
+
 def test_a_probe_that_fails_is_a_line_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env, "_child", lambda name: {"error": f"{name} is broken"})
     monkeypatch.setattr(env, "_nvidia_driver", lambda: 1 / 0)
     report = env.collect(None)
-    assert report["torch"]["error"] == "torch is broken" and report["tvm_ffi"]["error"] == "libraries is broken"
+    assert report["torch"]["error"] == "torch is broken" and report["tvm_ffi"]["error"] == "ffi is broken"
+    assert {entry["reason"] for entry in report["libraries"]} == {"could not be asked: libraries is broken"}
     assert report["cuda"] == {"error": "ZeroDivisionError: division by zero"}
-    assert len(report["problems"]) == 2
+    needed = [problem.split(":")[0] for problem in report["problems"]]
+    assert needed[:2] == ["torch cannot be imported", "apache-tvm-ffi cannot be imported"]
+    assert needed[2:] == [f"lib{family}_cpu.so is needed (always used)" for family in families.installed()]
 
 
 # ------------------------------------------------------------------------------------------------------------------- bench
@@ -216,6 +373,24 @@ def test_bench_without_the_library_is_a_row_with_the_reason_and_no_speed(tmp_pat
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "libmsda_cpu.so is not in" in done.stderr
 
 
+def test_bench_file_that_fails_after_the_check_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--case", "tsa_2000", "--dtype", "fp32", "--pass", "fwd", "--backend", "reference", "--quick", "--device", "cpu"]
+    assert main(["bench", *options, "--json", "/dev/full"]) == 1
+    assert capsys.readouterr().err == "mu-space bench: /dev/full could not be written: No space left on device\n"
+
+
+def test_bench_plot_that_cannot_be_drawn_is_refused_before_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(bench, "measure", lambda *a: pytest.fail("measured for nothing"))
+    assert main(["bench", "--device", "cpu", "--plot", str(tmp_path / "x.docx")]) == 2
+    assert "--plot: path: expected a file name that ends in one of " in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
+    assert main(["bench", "--device", "cpu", "--plot", str(tmp_path / "x.png")]) == 2
+    assert "--plot: drawing needs matplotlib: pip install 'muspace[bench]'" in capsys.readouterr().err
+
+
 def test_bench_overhead_json_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--overhead", "--quick", "--device", "cpu", "--backend", "reference", "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -238,3 +413,19 @@ def test_plain_table_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setitem(sys.modules, "rich.box", None)
     text.table("title", ("a", "long"), [("first", "1"), ("b", "2")])
     assert capsys.readouterr().out == "title\na      long\n-----  ----\nfirst  1\nb      2\n"
+
+
+def test_no_name_is_cut_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    text.table("", ("name", "text"), [("multi_scale_deformable_attn", "z" * 30)])
+    printed = capsys.readouterr().out
+    assert "…" not in printed and printed.count("z") == 30 and "z" * 30 not in printed
+
+
+def test_plain_table_is_folded_to_the_terminal() -> None:
+    rows = [("first", "a sentence that is longer than the terminal is wide"), ("", "")]
+    shown = text.plain("", ("name", "text"), rows, room=30).splitlines()
+    assert max(map(len, shown)) <= 30 and " ".join(line[7:] for line in shown[2:] if line) == rows[0][1]
+    assert text.plain("", ("a" * 20, "b"), [], room=4).splitlines()[0] == "a" * 8 + "  b"

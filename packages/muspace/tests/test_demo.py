@@ -145,6 +145,13 @@ def test_table_is_printed(written, tmp_path, capsys):
     assert "ground plane" in out and "pillars of heights" in out and "figure.png" in out
 
 
+def test_written_sample_is_told(street, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(scene, "generate", lambda *a, **k: street)
+    copy = tmp_path / "copy"
+    assert demo.main(arguments("--out", str(tmp_path / "out"), "--write-sample", str(copy), *SMALL)) == 0
+    assert capsys.readouterr().out.endswith(f"sample: {copy}\n") and (copy / "sample.json").is_file()
+
+
 def test_written_sample_gives_the_same_view(street, written):
     loaded = sample.load(written)
     np.testing.assert_array_equal(loaded.cameras[3].image, street.cameras[3].image)

@@ -7,6 +7,7 @@ import argparse
 import importlib.util
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -76,8 +77,35 @@ BROKEN = {
     "lidar columns": (lambda i, c: i["lidar"].update(columns=["x", "z"]), "lidar.columns: expected x, y, z first, got"),
     "lidar rows": (lambda i, c: i["lidar"].update(columns=["x", "y", "z", "i"] * 2), "expected rows of 8 float32"),
     "lidar pose": (lambda i, c: i["lidar"].pop("lidar2ego"), "lidar: key 'lidar2ego' is missing"),
-    "lidar dtype": (lambda i, c: i["lidar"].update(dtype="float64"), "lidar.dtype: expected float32, got float64"),
+    "lidar dtype": (lambda i, c: i["lidar"].update(dtype="float64"), "lidar.dtype: expected float32, got 'float64'"),
     "lidar is a number": (lambda i, c: i.update(lidar=4), "lidar: expected an object, got int"),
+    "integer beyond a double": (
+        matrix("cam2img", [[10**400, 0, 1], [0, 5, 1], [0, 0, 1]]),
+        "cam2img: expected numbers of at most",
+    ),
+    "focal that overflows": (matrix("cam2img", [[1e308, 0, 1], [0, 1e308, 1], [0, 0, 1]]), "at most 1e+09, got 1e+308"),
+    "camera light years away": (
+        matrix("cam2ego", [[1, 0, 0, 1e200], *CAM2EGO[1:]]),
+        "cam2ego: expected numbers of at most 1e+09",
+    ),
+    "lidar light years away": (
+        lambda i, c: i["lidar"]["lidar2ego"][0].__setitem__(3, 1e300),
+        "lidar.lidar2ego: expected numbers of at most 1e+09",
+    ),
+    "huge box": (lambda i, c: i.update(boxes=[{"box": [0, 0, 0, 10**400, 1, 1, 0]}]), "boxes[0].box: expected seven finite"),
+    "box that overflows": (lambda i, c: i.update(boxes=[{"box": [1e308] * 7}]), "boxes[0].box: expected seven finite"),
+    "box of words": (lambda i, c: i.update(boxes=[{"box": ["\n"] * 7}]), "boxes[0].box: expected seven finite"),
+    "camera named by half a character": (
+        lambda i, c: i["cameras"].update({"\ud800": c}),
+        "cameras: expected printable names, got '\\ud800'",
+    ),
+    "camera named in two lines": (
+        lambda i, c: i["cameras"].update({"a\nb": c}),
+        "cameras: expected printable names, got 'a\\nb'",
+    ),
+    "image named by half a character": (lambda i, c: c.update(file="\ud800"), "cameras.CAM_FRONT.file: expected a printable"),
+    "image named in two lines": (lambda i, c: c.update(file="a\nb"), "cameras.CAM_FRONT.file: expected a printable name"),
+    "dtype in two lines": (lambda i, c: i["lidar"].update(dtype="a\nb"), "lidar.dtype: expected float32, got 'a\\nb'"),
     "box of six": (lambda i, c: i.update(boxes=[{"label": 0, "box": [0] * 6}]), "boxes[0].box: expected seven finite numbers"),
 }
 
@@ -89,7 +117,7 @@ def refusal(capsys, out: Path, *words: str) -> str:
     assert demo.main(parser.parse_args([*words, "--out", str(out)])) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("mu-space demo: ") and captured.err.count("\n") == 1
-    assert not out.is_dir()
+    assert not os.path.isdir(out)  # noqa: PTH112 - a Path raises for a name that is too long
     return captured.err
 
 
@@ -125,6 +153,47 @@ def test_missing_and_broken_files(folder, tmp_path, capsys):
         sample.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"), [("[" * 100_000, "sample.json is nested too deeply"), ("1" * 5000, "sample.json is not JSON: ")]
+)
+def test_index_that_no_parser_takes(text, sentence, folder, tmp_path, capsys):
+    (folder / "sample.json").write_text(text)
+    assert sentence in refusal(capsys, tmp_path / "out", "--sample", str(folder))
+
+
+def test_sample_that_is_a_file(folder, tmp_path, capsys):
+    file = folder / "sample.json"
+    assert f"sample folder {file} is not a folder" in refusal(capsys, tmp_path / "out", "--sample", str(file))
+
+
+def test_a_decoder_may_fail_in_any_way(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Image, "open", lambda path: (_ for _ in ()).throw(KeyError("no such marker")))
+    assert "cam_front.png is not a readable image: 'no such marker'" in refusal(
+        capsys, tmp_path / "out", "--sample", str(folder)
+    )
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("name", ["$\\frac{$", "x" * 500, ""])
+def test_any_printable_name_is_drawn_as_it_is(name, folder, tmp_path):
+    """Camera and folder names are no mathematics, and the largest numbers that are taken do not overflow."""
+    folder = folder.rename(folder.with_name(name[:100] or "in"))
+    far = np.full((4, 3), 3e38, "<f4")
+    edit(
+        folder,
+        lambda i, c: i.update(
+            cameras={
+                name: c,
+                "FAR": {**c, "cam2ego": [[1, 0, 0, 1e9], *CAM2EGO[1:]], "cam2img": np.diag([1e9, 1e9, 1]).tolist()},
+            },
+            boxes=[{"label": name, "box": [1e9] * 7}],
+        ),
+    )
+    (folder / "lidar_top.bin").write_bytes(far.tobytes())
+    written = demo.run(folder, "cpu", "reference", tmp_path / "out", reach=5, cell=0.5)
+    assert written["cameras"] == [name, "FAR"] and (tmp_path / "out" / "figure.png").is_file()
+
+
 def test_images_of_unlike_size(folder, tmp_path, capsys):
     Image.new("RGB", (64, 64)).save(folder / "small.png")
     edit(folder, lambda i, c: i["cameras"].update(CAM_BACK={**c, "file": "small.png"}))
@@ -143,9 +212,29 @@ def test_wrong_options(folder, tmp_path, capsys):
     assert "device 'abacus' is unknown" in refusal(capsys, out, *here, "--device", "abacus")
     assert "device cuda:99 is not on this machine" in refusal(capsys, out, *here, "--device", "cuda:99")
     assert "write_sample" in refusal(capsys, out, *here, "--write-sample", str(tmp_path / "copy"))
-    out.write_text("a file")
-    assert "exists and is not a folder" in refusal(capsys, out, *here)
-    assert out.read_text() == "a file"
+
+
+def test_output_that_cannot_be_written_is_refused_before_the_work(folder, tmp_path, capsys, monkeypatch):
+    from mu_space.demo import pipeline
+
+    monkeypatch.setattr(pipeline, "fuse_frame", lambda *a: pytest.fail("the frame was fused for nothing"))
+    monkeypatch.setattr(scene, "generate", lambda *a, **k: pytest.fail("the street was rendered for nothing"))
+    file = tmp_path / "afile"
+    file.write_text("a file")
+    for out in (file, file / "x", file / "x" / "y"):
+        assert f"output {out}: {file} exists and is not a folder" in refusal(capsys, out, "--sample", str(folder))
+        assert f"output {out}: " in refusal(capsys, tmp_path / "new", "--write-sample", str(out))
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert "is not a folder" in refusal(capsys, tmp_path / "dangling", "--sample", str(folder))
+    assert "too long" in refusal(capsys, tmp_path / ("x" * 300), "--sample", str(folder))
+    (tmp_path / "used" / "report.json").mkdir(parents=True)
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    assert demo.main(parser.parse_args(["--sample", str(folder), "--out", str(tmp_path / "used")])) == 2
+    assert "report.json is a folder" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda *a: False)
+    assert "is not writable" in refusal(capsys, tmp_path / "new", "--sample", str(folder))
+    assert file.read_text() == "a file" and not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("module, package", [("PIL", "pillow"), ("matplotlib", "matplotlib")])

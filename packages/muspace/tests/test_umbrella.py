@@ -68,6 +68,28 @@ def test_from_import_and_dir() -> None:
     assert "get_last_dispatch_report" in dir(mu_space) and mu_space.compatibility.PROFILES
 
 
+@pytest.mark.parametrize("module", ["mu_space", "mu_space.ops"])
+def test_star_import_gives_every_operator_and_nothing_else(module: str) -> None:
+    names: dict[str, object] = {}
+    exec(f"from {module} import *", names)
+    names.pop("__builtins__")
+    wanted = {name for family in FAMILIES for name in families.exports(family)}
+    assert set(names) == (wanted | {"get_last_dispatch_report"} if module == "mu_space" else wanted)
+
+
+def test_star_import_without_a_wheel_gives_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "installed", dict)
+    names: dict[str, object] = {}
+    exec("from mu_space.ops import *", names)
+    assert set(names) == {"__builtins__"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_specs_read_from_the_file_are_those_of_the_package(family: str) -> None:
+    code = f"from mu_space import families as f; n = {family!r}; a = f.specs(n); f.package(n); print(a == f.specs(n) != ())"
+    assert _python(code) == "True"
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"^module 'mu_space\.ops' has no attribute 'no_such'; `mu-space ops` lists"):
         _ = ops.no_such

@@ -21,10 +21,13 @@ _SUBMODULES = ("cli", "compatibility", "demo", "families", "ops")
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"mu_space.{name}")
+    if name == "__all__":  # what a star import takes; the wheels that are installed decide
+        return ["get_last_dispatch_report", *importlib.import_module("mu_space.families").star_names()]
     if name.startswith("_"):
         raise AttributeError(f"module 'mu_space' has no attribute {name!r}")
     if name == "get_last_dispatch_report":
-        found = importlib.import_module("muspace_core").get_last_dispatch_report
+        with importlib.import_module("mu_space.families").torch_needed("mu_space.get_last_dispatch_report"):
+            found = importlib.import_module("muspace_core").get_last_dispatch_report
     else:
         found = importlib.import_module("mu_space.families").resolve(name, module="mu_space")
     globals()[name] = found

@@ -7,10 +7,14 @@ that is merely on ``PYTHONPATH`` there are no entry points; the known packages a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
+import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Final
 
@@ -45,18 +49,48 @@ def install_hint() -> str:
     return f"no operator wheel is installed; run: pip install {' '.join(f'muspace-{family}' for family in KNOWN)}"
 
 
-def package(family: str) -> ModuleType:
-    """The imported package of a family; a missing wheel is an ``ImportError`` that names it."""
+@contextlib.contextmanager
+def torch_needed(what: str, extra: str | None = None) -> Iterator[None]:
+    """Turns the failed import of torch, on which no wheel depends, or of a package of ``extra`` into one ``ImportError``."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            remedy = "install the build of your accelerator's vendor, or pip install torch"
+        elif extra is not None:
+            remedy = f"pip install 'muspace[{extra}]'"
+        else:
+            raise
+        raise ImportError(f"{what} needs {error.name}, which is not installed: {remedy}") from None
+
+
+def _import_name(family: str) -> str:
     name = installed().get(family)
     if name is None:
         raise ImportError(f"the wheel muspace-{family} is not installed; run: pip install muspace-{family}")
-    return importlib.import_module(name)
+    return name
+
+
+def package(family: str) -> ModuleType:
+    """The imported package of a family; a missing wheel, or torch, is an ``ImportError`` that names it."""
+    name = _import_name(family)
+    with torch_needed(name):
+        return importlib.import_module(name)
 
 
 def specs(family: str) -> tuple[Any, ...]:
-    """``OpSpec`` of every operator of an installed family."""
+    """``OpSpec`` of every operator of an installed family; its package is not imported for that, so torch is not needed."""
+    name = _import_name(family)
+    if name not in sys.modules:
+        found = importlib.util.find_spec(name)
+        folders = found.submodule_search_locations if found is not None else None
+        spec = importlib.machinery.PathFinder.find_spec(f"{name}._spec", folders) if folders else None
+        if spec is not None and spec.loader is not None:
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return tuple(module.SPECS)
     package(family)
-    return tuple(importlib.import_module(f"{installed()[family]}._spec").SPECS)
+    return tuple(importlib.import_module(f"{name}._spec").SPECS)
 
 
 def owner(name: str) -> str | None:
@@ -80,6 +114,11 @@ def exports(family: str) -> tuple[str, ...]:
 def public_names() -> list[str]:
     """Names that ``mu_space.ops`` answers to: the known ones and, without importing them, no others."""
     return sorted(name for names in KNOWN.values() for name in names)
+
+
+def star_names() -> list[str]:
+    """What ``from mu_space.ops import *`` gives: the names of the installed wheels, the known ones without importing them."""
+    return sorted({name for family in installed() for name in KNOWN.get(family) or exports(family)})
 
 
 def resolve(name: str, module: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any, Final
 
 from mu_space import families
 from mu_space.cli import text
-from mu_space.cli.main import UsageError
+from mu_space.cli.main import OutputError, UsageError
 
 PASSES: Final = {"fwd": "fwd", "bwd": "bwd", "ordered": "bwd_ordered", "bwd_ordered": "bwd_ordered"}
 BACKENDS: Final = ("auto", "native", "cpu", "cuda", "hip", "musa", "emu", "reference")
+DEVICE_TYPES: Final = ("cpu", "cuda", "musa")
 EPILOG: Final = """\
 Each row is first compared with the fp64 reference; if that fails, the deviation is printed and no speed, and the exit status
 is 1. `bwd` is the backward alone, `ordered` the backward under torch.use_deterministic_algorithms. Options may be repeated.
@@ -64,18 +66,21 @@ def choose_device(name: str | None) -> Any:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {name!r} is not usable: {str(error).splitlines()[0]}") from None
+    if device.type not in DEVICE_TYPES:
+        raise UsageError(f"device {name!r} cannot be measured, expected one of type {', '.join(DEVICE_TYPES)}")
     return device if device.type == "cpu" or device.index is not None else torch.device(device.type, 0)
 
 
 def load_families(names: Sequence[str]) -> list[Any]:
     """Cases of the named families, or of all that are installed."""
-    from muspace_core.bench import collect
-
     available = families.installed()
     if not available:
         raise UsageError(families.install_hint())
     _known("family", names, available)
-    return collect.load(available[name] for name in (names or available))
+    with families.torch_needed("measuring", extra="bench"):
+        from muspace_core.bench import collect
+
+        return collect.load(available[name] for name in (names or available))
 
 
 def measure(args: argparse.Namespace, device: Any, loaded: Sequence[Any]) -> dict[str, Any]:
@@ -105,7 +110,37 @@ def measure(args: argparse.Namespace, device: Any, loaded: Sequence[Any]) -> dic
 
 
 def _write(document: dict[str, Any], file: str) -> None:
-    Path(file).write_text(json.dumps(document, indent=1) + "\n")
+    try:
+        Path(file).write_text(json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise OutputError(f"{file} could not be written: {error.strerror}") from None
+
+
+def check_output(option: str, file: str) -> None:
+    """Refuses, before anything is measured, a file that could not be written."""
+    path = Path(file)
+    try:
+        if not path.parent.is_dir():
+            raise UsageError(f"{option}: {path.parent} is not a folder")
+        if path.is_dir():
+            raise UsageError(f"{option}: expected a file, {file} is a folder")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UsageError(f"{option}: {file} is not writable")
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise UsageError(f"{option}: {file}: {error.strerror}") from None
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    if args.json and args.json != "-":
+        check_output("--json", args.json)
+    if args.plot:
+        check_output("--plot", args.plot)
+        from muspace_core.bench import plot
+
+        try:
+            plot.check(args.plot)
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"--plot: {error}") from None
 
 
 def _long(dtype: str) -> str:
@@ -122,7 +157,8 @@ def _progress(line: str) -> None:
 def _check_arguments(args: argparse.Namespace) -> None:
     _known("pass", args.passes, PASSES)
     _known("backend", [args.backend], BACKENDS)
-    from muspace_core.bench.case import DTYPE_ALIASES
+    with families.torch_needed("measuring"):
+        from muspace_core.bench.case import DTYPE_ALIASES
 
     _known("dtype", args.dtype, [*DTYPE_ALIASES, *DTYPE_ALIASES.values()])
 
@@ -158,6 +194,7 @@ def main(args: argparse.Namespace) -> int:
     if args.list:
         return _list(loaded)
     device = choose_device(args.device)
+    _check_outputs(args)
     from muspace_core.errors import MuspaceError
 
     try:
@@ -180,7 +217,7 @@ def main(args: argparse.Namespace) -> int:
 
         try:
             plot.draw(document, args.plot)
-        except (ImportError, ValueError) as error:
+        except (ValueError, OSError) as error:
             print(f"mu-space bench: no plot: {error}", file=sys.stderr)
             return 1
     return 1 if failed else 0

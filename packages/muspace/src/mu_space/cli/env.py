@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mu_space import __version__, families
-from mu_space.cli import text
+from mu_space.cli import probe, text
 from mu_space.compatibility import PROFILES, compatibility_report, distribution_version
 
 EPILOG: Final = """\
@@ -54,8 +54,11 @@ def _guarded(probe: Callable[[], Any]) -> Any:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _child(name: str) -> dict[str, Any]:
-    """One probe in a child process, so that a crash or a hang of a vendor library is a line of the report."""
+def _child(name: str) -> Any:
+    """One probe in a child process, so that a crash or a hang of a vendor library is a line of the report.
+
+    What the probe prints, or a dictionary with the single key ``error``.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     command = [sys.executable, "-m", "mu_space.cli.probe", name]
     try:
@@ -124,13 +127,17 @@ def _hip() -> dict[str, Any]:
 
 def collect(profile: str | None) -> dict[str, Any]:
     """The whole report as JSON-ready data; ``problems`` is what ``--strict`` fails on."""
-    with ThreadPoolExecutor(2) as pool:
-        torch_probe, library_probe = pool.submit(_child, "torch"), pool.submit(_child, "libraries")
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(_guarded, functools.partial(_child, name)) for name in ("torch", "ffi", "libraries")]
         tools = {name: _guarded(functools.partial(_tool, name)) for name in TOOLS}
-        torch, native = _guarded(torch_probe.result), _guarded(library_probe.result)
-    if "error" in torch:
+        torch, ffi, libraries = (answer.result() for answer in answers)
+    if set(torch) == {"error"}:
         torch = {"importable": False, "version": distribution_version("torch"), "error": torch["error"]}
-    ffi = {"importable": False, "version": distribution_version("apache-tvm-ffi"), "error": native.get("error")}
+    if set(ffi) == {"error"}:
+        ffi = {"importable": False, "version": distribution_version("apache-tvm-ffi"), "error": ffi["error"]}
+    if isinstance(libraries, dict):
+        reason = f"could not be asked: {libraries['error']}"
+        libraries = [probe.fact(family, name, reason=reason) for family in families.installed() for name in probe.BACKENDS]
     unasked: dict[str, Any] = {"probed": False, "count": None, "names": [], "reason": "torch could not be imported"}
     devices = torch.get("musa_devices") or unasked
     report: dict[str, Any] = {
@@ -138,11 +145,11 @@ def collect(profile: str | None) -> dict[str, Any]:
         "python": _guarded(_python),
         "packages": _guarded(_packages),
         "torch": torch,
-        "tvm_ffi": native.get("ffi", ffi),
+        "tvm_ffi": ffi,
         "cuda": _guarded(_nvidia_driver),
         "hip": _guarded(_hip),
         "tools": tools,
-        "libraries": native.get("libraries", []),
+        "libraries": libraries,
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("MUSPACE_", "MUSA_"))},
         "compatibility": _guarded(lambda: compatibility_report(profile or "core", devices=devices)),
     }

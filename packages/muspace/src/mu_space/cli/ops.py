@@ -96,14 +96,16 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(entries, indent=2))
         return 0
-    columns = ("operator", *BACKENDS, "dtypes", "determinism", "wheel")
+    columns = ("operator", *BACKENDS, "dtypes", "wheel")
     rows = []
     for entry in entries:
         version = entry["wheel_version"] or "not installed"
         kinds = [entry["backends"][name]["kind"] for name in BACKENDS]
-        rows.append((entry["name"], *kinds, _dtypes(entry), entry["determinism"], f"{entry['wheel']} {version}"))
+        rows.append((entry["name"], *kinds, _dtypes(entry), f"{entry['wheel']} {version}"))
     text.table("", columns, rows)
-    for entry in entries:
+    for entry in entries:  # sentences, which no column of a terminal is wide enough for
+        if entry["determinism"]:
+            print(f"  {entry['name']}: {entry['determinism']}")
         for name in BACKENDS:
             if entry["backends"][name]["note"]:
                 print(f"  {entry['name']} on {name}: {entry['backends'][name]['note']}")

@@ -15,6 +15,7 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -37,8 +38,13 @@ output:
 exit status: 0 done, 1 the result deviates from the reference, 2 wrong input
 examples:
   mu-space demo --out street
-  mu-space demo --sample ../shared/data/nuscenes_sample --out real --json
+  mu-space demo --write-sample frame
+  mu-space demo --sample frame --out again --json
 """
+
+
+FILES = ("figure.png", "road.png", "pillars.png", "report.json")
+SAMPLE_FILES = ("sample.json", "lidar_top.bin")
 
 
 class Unavailable(RuntimeError):
@@ -105,10 +111,24 @@ def _check_backend(backend: str, device: str) -> None:
         raise Unavailable(reason)
 
 
-def _check(folders: list[Path], reach: float, cell: float) -> None:
-    for folder in folders:
-        if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(f"output {folder} exists and is not a folder")
+def _check_output(folder: Path, names: tuple[str, ...]) -> None:
+    """Refuse a folder that could not be made or written, before there is anything to write."""
+    for nearest in (folder, *folder.parents):
+        try:
+            nearest.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        break
+    if not nearest.is_dir():
+        raise NotADirectoryError(f"output {folder}: {nearest} exists and is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(f"output {folder}: {nearest} is not writable")
+    for name in names:
+        if (folder / name).is_dir():
+            raise IsADirectoryError(f"output {folder / name} is a folder, expected a file or nothing")
+
+
+def _check(reach: float, cell: float) -> None:
     if not 5 <= reach <= 60:
         raise ValueError(f"range: expected 5 to 60 metres, got {reach:g}")
     if not 0.05 <= cell <= 1:
@@ -144,7 +164,10 @@ def run(
     The report's keys are listed in `report.as_dict`.
     """
     out = Path(out)
-    _check([out] if write_sample is None else [out, Path(write_sample)], reach, cell)
+    _check_output(out, FILES)
+    if write_sample is not None:
+        _check_output(Path(write_sample), SAMPLE_FILES)
+    _check(reach, cell)
     _need_packages()
     if sample is not None and write_sample is not None:
         raise ValueError("write_sample: only the generated street is written, not a frame that was read")
@@ -160,12 +183,11 @@ def run(
         frame = scene.generate(image_size, progress=progress)
     result = pipeline.fuse_frame(frame, where, backend, reach, cell, progress)
     progress("drawing")
-    names = ("figure.png", "road.png", "pillars.png", "report.json")
-    document = report.as_dict(frame, result, {name: str(out / name) for name in names})
+    document = report.as_dict(frame, result, {name: str(out / name) for name in FILES})
     page = picture.figure(frame, result, report.rows(result), report.COLUMNS, "\n".join(report.sentences(result)))
     images = [page, picture.png(picture.image_of(result.ground)), picture.png(picture.image_of(result.pillars))]
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    report.write_all(out, dict(zip(names, [*images, text.encode()], strict=True)))
+    report.write_all(out, dict(zip(FILES, [*images, text.encode()], strict=True)))
     if write_sample is not None:
         progress("writing the sample")
         report.write_all(Path(write_sample), samples.encode(frame))
@@ -235,4 +257,6 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
     else:
         _print_table(document)
+        if args.write_sample is not None:
+            print(f"sample: {args.write_sample}")
     return 0

@@ -14,41 +14,17 @@ channels divided by that of the validity channel is the weighted mean colour.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .frame import Camera
+from .grid import Grid
+from .obstacles import DepthImage
 from .pyramid import STRIDES
-
-if TYPE_CHECKING:
-    from .obstacles import DepthImage
 
 NEAR = 0.3  # metres in front of the camera
 FADE = 0.05  # share of the image width over which a camera fades out towards its border
 FLOOR = 0.02  # a border sample counts this much, so that a cell seen by one camera only keeps its colour
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Cells of a bird's-eye view: x forward in `x_range`, y left in `y_range`, metres."""
-
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]
-    cell: float
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(cells along x, cells along y)."""
-        (x0, x1), (y0, y1) = self.x_range, self.y_range
-        return round((x1 - x0) / self.cell), round((y1 - y0) / self.cell)
-
-    def centres(self) -> np.ndarray:
-        """Cell centres [nx * ny, 2], y running fastest."""
-        nx, ny = self.shape
-        x = self.x_range[0] + (np.arange(nx) + 0.5) * self.cell
-        y = self.y_range[0] + (np.arange(ny) + 0.5) * self.cell
-        return np.stack(np.meshgrid(x, y, indexing="ij"), -1).reshape(-1, 2)
 
 
 @dataclass(frozen=True)

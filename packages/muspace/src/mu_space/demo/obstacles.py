@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from .frame import Camera, Frame
-from .lift import Grid
+from .grid import Grid
 
 LOW, HIGH = 0.35, 4.0  # metres above the road: what counts as standing on it
 HEIGHTS = np.array([0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.6, 3.2])  # of a pillar

@@ -106,6 +106,12 @@ def _legend(axes: Axes, frame: Frame) -> None:
     )
 
 
+def _line(text: str, most: int) -> str:
+    """A name from outside as one line of text that any font can be asked for."""
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
 def _draw_cameras(figure: Any, frame: Frame, box: tuple[float, float, float, float]) -> None:
     rows = arrange(frame.cameras)
     left, bottom, width, height = box
@@ -120,7 +126,7 @@ def _draw_cameras(figure: Any, frame: Frame, box: tuple[float, float, float, flo
             axes.set_axis_off()
             name = camera.name.removeprefix("CAM_").replace("_", " ").lower()
             axes.text(
-                0.015, 0.965, name, transform=axes.transAxes, color="white", fontsize=9, va="top",
+                0.015, 0.965, _line(name, 40), transform=axes.transAxes, color="white", fontsize=9, va="top", parse_math=False,
                 bbox={"facecolor": "black", "alpha": 0.5, "lw": 0, "pad": 2},
             )  # fmt: skip
 
@@ -135,7 +141,7 @@ def _draw_table(axes: Axes, rows: list[list[str]], columns: list[str], foot: str
     for (r, _), cell in table.get_celld().items():
         cell.set_edgecolor("#3a4048")
         cell.get_text().set_color(FAINT if r == 0 else INK)
-    axes.text(0, 0.02, foot, color=FAINT, fontsize=9, va="bottom", transform=axes.transAxes)
+    axes.text(0, 0.02, foot, color=FAINT, fontsize=9, va="bottom", transform=axes.transAxes, parse_math=False)
 
 
 def figure(frame: Frame, result: Result, rows: list[list[str]], columns: list[str], foot: str) -> bytes:
@@ -147,7 +153,7 @@ def figure(frame: Frame, result: Result, rows: list[list[str]], columns: list[st
     canvas = FigureCanvasAgg(page)
     page.text(0.012, 0.972, "Six cameras, one bird's-eye view" if len(frame.cameras) == 6 else "Bird's-eye view",
               color=INK, fontsize=19, weight="bold", va="center")  # fmt: skip
-    page.text(0.488, 0.972, frame.source, color=FAINT, fontsize=11, va="center", ha="right")
+    page.text(0.488, 0.972, _line(frame.source, 60), color=FAINT, fontsize=11, va="center", ha="right", parse_math=False)
     _draw_cameras(page, frame, (0.012, 0.618, 0.482, 0.328))
     reach = result.ground.grid.x_range[1]
     main = page.add_axes((0.514, 0.040, 0.481, 0.481 * WIDTH / HEIGHT))

@@ -11,13 +11,14 @@ import numpy as np
 
 from . import fuse, lift, obstacles, pyramid, truth
 from .frame import Frame
+from .grid import Grid
 
 
 @dataclass(frozen=True)
 class View:
     """A fused picture: colour [nx, ny, 3] in 0..1, openness [nx, ny] in 0..1 (small: hidden behind something), on `grid`."""
 
-    grid: lift.Grid
+    grid: Grid
     colour: np.ndarray
     openness: np.ndarray
     call: fuse.Call
@@ -69,7 +70,7 @@ def fuse_frame(
 
     progress("averaging the pyramid")
     levels = pyramid.build([c.image for c in frame.cameras], device)
-    grid = lift.Grid((-reach, reach), (-reach, reach), cell)
+    grid = Grid((-reach, reach), (-reach, reach), cell)
     road = obstacles.ground_height(frame, grid.centres())
     blocked = obstacles.depth_images(frame)
     stage("pyramid", "fusing the road")

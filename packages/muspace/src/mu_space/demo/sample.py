@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,22 @@ import numpy as np
 from .frame import Boxes, Camera, Frame, FrameError, fit_ground, no_boxes
 
 INDEX = "sample.json"
+LARGEST = 1e9
+"""Magnitude up to which numbers of a frame are taken, metres or pixels: products of three stay far from the end of fp32."""
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise FileNotFoundError(f"sample folder {folder} does not exist")
+        raise FileNotFoundError(f"sample folder {folder} {'is not a folder' if folder.exists() else 'does not exist'}")
     path = folder / INDEX
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; a sample folder holds {INDEX} and the images that it names")
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise FrameError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise FrameError(f"{path} is nested too deeply") from None
     if not isinstance(index, dict):
         raise FrameError(f"{path}: expected an object with key 'cameras', got {type(index).__name__}")
     return index
@@ -56,16 +59,23 @@ def _get(entry: Any, key: str, kind: type, where: str) -> Any:
     return entry[key]
 
 
+_RANGE = f"expected numbers of at most {LARGEST:g}"
+
+
 def _matrix(entry: dict, key: str, n: int, where: str) -> np.ndarray:
     raw = _get(entry, key, list, where)
     try:
         matrix = np.array(raw, np.float64)
+    except OverflowError:  # an integer beyond the largest double
+        raise FrameError(f"{where}.{key}: {_RANGE}, got a larger one") from None
     except (TypeError, ValueError):
         raise FrameError(f"{where}.{key}: expected {n}x{n} numbers, got rows of unequal length or other things") from None
     if matrix.shape != (n, n):
         raise FrameError(f"{where}.{key}: expected shape {n}x{n}, got {'x'.join(map(str, matrix.shape))}")
     if not np.isfinite(matrix).all():
         raise FrameError(f"{where}.{key}: expected finite numbers, got NaN or infinity")
+    if np.abs(matrix).max() > LARGEST:
+        raise FrameError(f"{where}.{key}: {_RANGE}, got {np.abs(matrix).max():g}")
     scale = np.abs(matrix).max(1).prod()
     if scale == 0 or abs(np.linalg.det(matrix)) < 1e-9 * scale:
         raise FrameError(f"{where}.{key}: the matrix is not invertible")
@@ -91,7 +101,10 @@ def _rigid(entry: dict, key: str, where: str) -> np.ndarray:
 
 
 def _file(folder: Path, entry: dict, where: str) -> Path:
-    path = folder / _get(entry, "file", str, where)
+    name = _get(entry, "file", str, where)
+    if not name.isprintable():
+        raise FrameError(f"{where}.file: expected a printable name, got {name!r}")
+    path = folder / name
     if not path.is_file():
         raise FileNotFoundError(f"{where}: file {path} does not exist")
     return path
@@ -103,7 +116,7 @@ def _image(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as image:
             return np.array(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:  # each decoder fails in its own way on bytes that are not what they say
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FrameError(f"{path} is not a readable image: {text}") from None
 
@@ -114,6 +127,8 @@ def _cameras(folder: Path, index: dict) -> tuple[Camera, ...]:
         raise FrameError(f"{INDEX}.cameras: expected one camera or more, got none")
     calibrated = []
     for name, entry in entries.items():  # the whole calibration before the first image
+        if not name.isprintable():
+            raise FrameError(f"cameras: expected printable names, got {name!r}")
         where = f"cameras.{name}"
         if not isinstance(entry, dict):
             raise FrameError(f"{where}: expected an object, got {type(entry).__name__}")
@@ -138,13 +153,13 @@ def _lidar(folder: Path, entry: dict) -> tuple[np.ndarray, np.ndarray]:
     if columns[:3] != ["x", "y", "z"]:
         raise FrameError(f"lidar.columns: expected x, y, z first, got {columns}")
     if entry.get("dtype", "float32") != "float32":
-        raise FrameError(f"lidar.dtype: expected float32, got {entry['dtype']}")
+        raise FrameError(f"lidar.dtype: expected float32, got {entry['dtype']!r}")
     path = _file(folder, entry, "lidar")
     raw = np.fromfile(path, "u1")
     if raw.size % (4 * len(columns)):
         raise FrameError(f"{path}: expected rows of {len(columns)} float32 ({4 * len(columns)} bytes), got {raw.size} bytes")
     points = raw.view("<f4").reshape(-1, len(columns))[:, :3].astype(np.float64)
-    points = points[np.isfinite(points).all(1)]
+    points = points[(np.abs(points) <= LARGEST).all(1)]  # without NaN too
     return (points @ pose[:3, :3].T + pose[:3, 3]).astype(np.float32), pose
 
 
@@ -156,8 +171,11 @@ def _boxes(index: dict, pose: np.ndarray) -> Boxes:
     for k, entry in enumerate(_get({"boxes": [], **index}, "boxes", list, INDEX)):
         where = f"boxes[{k}]"
         box = _get(entry, "box", list, where)
-        if len(box) != 7 or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in box):
-            raise FrameError(f"{where}.box: expected seven finite numbers x, y, z, dx, dy, dz, yaw, got {box}")
+        if len(box) != 7 or not all(isinstance(v, (int, float)) and abs(v) <= LARGEST for v in box):
+            shown = repr(box) if len(repr(box)) < 200 else f"{repr(box)[:200]} …"
+            raise FrameError(
+                f"{where}.box: expected seven finite numbers x, y, z, dx, dy, dz, yaw of at most {LARGEST:g}, got {shown}"
+            )
         label = entry.get("label")
         rows.append(box)
         labels.append(names.get(label, str(label)) if isinstance(label, (int, str)) else "object")

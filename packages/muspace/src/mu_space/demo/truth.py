@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .frame import Frame
-from .lift import Grid
+from .grid import Grid
 from .obstacles import ground_height
 
 MARGIN = 8  # pixels around a sample that must show road too: the support of the pyramid's first two levels

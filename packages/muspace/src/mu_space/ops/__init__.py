@@ -14,6 +14,8 @@ from mu_space import families
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return families.star_names()
     if name.startswith("_"):
         raise AttributeError(f"module 'mu_space.ops' has no attribute {name!r}")
     found = globals()[name] = families.resolve(name, module="mu_space.ops")
