@@ -5,6 +5,10 @@
 // when the library is loaded. Everything it calls must be MSP_CPU_INLINE or MSP_HD, or it keeps the baseline's
 // instructions.
 #pragma once
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <cstdint>
 
 #include "muspace/numeric.h"
@@ -34,6 +38,17 @@
 #endif
 
 namespace muspace::cpu {
+
+// Asks for 2 MiB pages behind a large buffer about to be written for the first time. An allocator hands out fresh 4 KiB
+// pages for large tensors at every call, and faulting them in costs more than the sums of a sparse backward.
+inline void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::int64_t bytes) {
+#if defined(__linux__)
+  constexpr std::uintptr_t kPage = std::uintptr_t{1} << 21;
+  const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(data), end = begin + static_cast<std::uintptr_t>(bytes);
+  const std::uintptr_t first = (begin + kPage - 1) & ~(kPage - 1), last = end & ~(kPage - 1);
+  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // a hint: refusal is no fault
+#endif
+}
 
 MSP_CPU_INLINE float load(const float* pointer) { return *pointer; }
 MSP_CPU_INLINE double load(const double* pointer) { return *pointer; }

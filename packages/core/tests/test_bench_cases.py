@@ -108,7 +108,7 @@ def test_exact_inputs_keep_the_fp32_pixel_coordinates(msda: ModuleType) -> None:
     assert exact["value"].dtype is torch.float64 and exact["spatial_shapes"].dtype is torch.int64
     moved = (exact["sampling_locations"] - inputs["sampling_locations"].double()).abs().max()
     assert 0 < moved < 1e-6
-    size = torch.tensor([50.0, 40.0], dtype=torch.float64)
+    size = exact["spatial_shapes"][0].flip(0).double()
     again = exact["sampling_locations"] * size - 0.5
     assert (again - msda._pixels(inputs).double()).abs().max() < 1e-12
     assert _case(msda, "tsa_2000").undecided(inputs)["sampling_locations"].double().mean() < 1e-3

@@ -393,7 +393,8 @@ bool levels_overlap(const std::vector<Level>& levels) {
 }
 
 void fill_zero(void* data, int64_t bytes, int64_t threads) {
-  constexpr int64_t kBlock = int64_t{1} << 20;
+  constexpr int64_t kBlock = int64_t{1} << 21;
+  cpu::prefer_huge_pages(data, bytes);
   parallel_for((bytes + kBlock - 1) / kBlock, threads, [&](int64_t block) {
     std::memset(static_cast<char*>(data) + block * kBlock, 0,
                 static_cast<size_t>(std::min(kBlock, bytes - block * kBlock)));

@@ -75,7 +75,7 @@ _OVERHEAD: Final = _closed(
         **dict.fromkeys(("family", "operator", "shape", "device", "backend"), _STRING),
         **dict.fromkeys(("empty_us", "without_grad_us", "with_grad_us", "forward_backward_us", "add_us"), _NUMBER),
         "budget_us": _NUMBERS,
-        "within_budget": {"type": "boolean"},
+        "within_budget": {"type": ["boolean", "null"]},
     }
 )
 _MACHINE: Final = _closed(

@@ -74,14 +74,15 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def overhead_cells(row: dict[str, Any]) -> tuple[str, ...]:
     """One row of the overhead table."""
-    budget = "/".join(f"{limit:g}" for limit in row["budget_us"].values())
+    limits = "/".join(f"{limit:g}" for limit in row["budget_us"].values())
+    verdict = {True: f"{limits} met", False: f"{limits} exceeded", None: "see x.add_"}[row["within_budget"]]
     return (
         row["operator"],
         row["device"],
         row["backend"],
         row["shape"],
         *(us(row[name]) for name in ("without_grad_us", "with_grad_us", "forward_backward_us", "empty_us", "add_us")),
-        f"{budget} {'met' if row['within_budget'] else 'exceeded'}",
+        verdict,
     )
 
 
