@@ -52,4 +52,7 @@ VARIABLES: Final = (DISPATCH_LOG, STRICT, CHECK, FORCE_BACKEND, LIBRARY_PATH, NU
 
 def dispatch_state() -> tuple[object, object, object]:
     """What a remembered dispatch decision depends on; equal states mean equal decisions."""
+    if _BYTES:  # three look-ups without three calls: every operator call asks
+        get = _TABLE.get  # type: ignore[union-attr]
+        return (get(FORCE_BACKEND._key), get(LIBRARY_PATH._key), get(STRICT._key))
     return (FORCE_BACKEND.raw(), LIBRARY_PATH.raw(), STRICT.raw())
