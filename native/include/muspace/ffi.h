@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "muspace/call.h"
 #include "muspace/status.h"
 #if !defined(MSP_ARCHITECTURES)
 #include "muspace/cpu.h"
@@ -162,12 +163,57 @@ inline void check_same_device(const TensorView& tensor, const char* name, DLDevi
                             << ":" << here.device_id;
 }
 
+// Shape, dtype, device and density of a tensor whose dtype is prescribed.
+inline void check_like(const TensorView& tensor, const char* name, DLDataType dtype,
+                       std::initializer_list<int64_t> shape, DLDevice device) {
+  check_shape(tensor, name, shape);
+  check_dtype(tensor, name, dtype.code, dtype.bits);
+  check_same_device(tensor, name, device);
+  check_dense(tensor, name);
+}
+
+inline Storage storage_of(const TensorView& tensor, const char* name) {
+  const DLDataType dtype = tensor.dtype();
+  if (is_dtype(dtype, kDLFloat, 32)) return Storage::f32;
+  if (is_dtype(dtype, kDLFloat, 16)) return Storage::f16;
+  if (is_dtype(dtype, kDLBfloat, 16)) return Storage::bf16;
+  if (kHasFloat64 && is_dtype(dtype, kDLFloat, 64)) return Storage::f64;
+  TVM_FFI_THROW(TypeError) << name << ": expected float32, float16 or bfloat16"
+                           << (kHasFloat64 ? " or float64" : "") << ", got " << dtype_name(dtype);
+}
+
+// Coordinates and weights are fp32, fp16 or bf16 each on its own; beside an fp64 `owner` they are fp64 or fp32.
+inline Storage companion_storage(const TensorView& tensor, const char* name, Storage owner) {
+  const Storage storage = storage_of(tensor, name);
+  const bool half = storage == Storage::f16 || storage == Storage::bf16;
+  if (owner == Storage::f64 ? half : storage == Storage::f64) {
+    TVM_FFI_THROW(TypeError) << name << ": expected "
+                             << (owner == Storage::f64 ? "float64 or float32 with a float64 first tensor"
+                                                       : "float32, float16 or bfloat16 with such a first tensor")
+                             << ", got " << dtype_name(tensor.dtype());
+  }
+  return storage;
+}
+
+constexpr DLDataType kInt64{kDLInt, 64, 1};
+constexpr DLDataType kInt32{kDLInt, 32, 1};
+
 // A launcher's status as the exception of the same kind.
 inline void raise_unless_ok(const Status& status) {
   if (status.ok()) return;
   if (status.code == kValueError) TVM_FFI_THROW(ValueError) << status.text;
   if (status.code == kTypeError) TVM_FFI_THROW(TypeError) << status.text;
   TVM_FFI_THROW(RuntimeError) << status.text;
+}
+
+inline void fill_zero(const TensorView& tensor, const Place& place) {
+  const int64_t bytes = byte_count(tensor);
+  if (bytes > 0) raise_unless_ok(launch_fill_zero(data_of(tensor), bytes, place));
+}
+
+inline void check_route(int64_t route, int64_t count) {
+  if (route >= 0 && route < count) return;
+  TVM_FFI_THROW(ValueError) << "route: expected a code below " << count << ", got " << route;
 }
 
 inline tvm::ffi::String abi_text(const char* family) {

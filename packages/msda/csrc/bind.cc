@@ -6,40 +6,13 @@
 namespace muspace::msda {
 namespace {
 
+using ffi::check_like;
+using ffi::check_route;
+using ffi::companion_storage;
+using ffi::fill_zero;
+using ffi::kInt64;
+using ffi::storage_of;
 using ffi::TensorView;
-
-Storage storage_of(const TensorView& tensor, const char* name) {
-  const DLDataType dtype = tensor.dtype();
-  if (ffi::is_dtype(dtype, kDLFloat, 32)) return Storage::f32;
-  if (ffi::is_dtype(dtype, kDLFloat, 16)) return Storage::f16;
-  if (ffi::is_dtype(dtype, kDLBfloat, 16)) return Storage::bf16;
-  if (ffi::kHasFloat64 && ffi::is_dtype(dtype, kDLFloat, 64)) return Storage::f64;
-  TVM_FFI_THROW(TypeError) << name << ": expected float32, float16 or bfloat16"
-                           << (ffi::kHasFloat64 ? " or float64" : "") << ", got " << ffi::dtype_name(dtype);
-}
-
-// Locations and weights are fp32, fp16 or bf16 each on its own; with fp64 values they are fp64 or fp32.
-Storage companion_storage(const TensorView& tensor, const char* name, Storage value) {
-  const Storage storage = storage_of(tensor, name);
-  const bool half = storage == Storage::f16 || storage == Storage::bf16;
-  if (value == Storage::f64 ? half : storage == Storage::f64) {
-    TVM_FFI_THROW(TypeError) << name << ": expected "
-                             << (value == Storage::f64 ? "float64 or float32 with a float64 value"
-                                                       : "float32, float16 or bfloat16 with such a value")
-                             << ", got " << ffi::dtype_name(tensor.dtype());
-  }
-  return storage;
-}
-
-void check_like(const TensorView& tensor, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape,
-                DLDevice device) {
-  ffi::check_shape(tensor, name, shape);
-  ffi::check_dtype(tensor, name, dtype.code, dtype.bits);
-  ffi::check_same_device(tensor, name, device);
-  ffi::check_dense(tensor, name);
-}
-
-constexpr DLDataType kInt64{kDLInt, 64, 1};
 
 Inputs checked_inputs(const TensorView& value, const TensorView& spatial_shapes, const TensorView& level_start_index,
                       const TensorView& locations, const TensorView& weights) {
@@ -70,16 +43,6 @@ Inputs checked_inputs(const TensorView& value, const TensorView& spatial_shapes,
 
 bool has_work(const Extent& e) {
   return e.batch > 0 && e.rows > 0 && e.heads > 0 && e.channels > 0 && e.queries > 0 && e.levels > 0 && e.points > 0;
-}
-
-void fill_zero(const TensorView& tensor, const Place& place) {
-  const int64_t bytes = ffi::byte_count(tensor);
-  if (bytes > 0) ffi::raise_unless_ok(launch_fill_zero(ffi::data_of(tensor), bytes, place));
-}
-
-void check_route(int64_t route, int64_t count) {
-  if (route >= 0 && route < count) return;
-  TVM_FFI_THROW(ValueError) << "route: expected a code below " << count << ", got " << route;
 }
 
 // Returns 1 if the level table is known to be wrong (levels that do not fit contribute zero all the same): the caller has

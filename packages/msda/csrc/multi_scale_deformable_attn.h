@@ -3,11 +3,9 @@
 #pragma once
 #include <cstdint>
 
-#include "muspace/status.h"
+#include "muspace/call.h"
 
 namespace muspace::msda {
-
-enum class Storage : int { f32 = 0, f16 = 1, bf16 = 2, f64 = 3 };
 
 enum class ForwardRoute : int { general = 0, fused = 1 };
 enum class BackwardRoute : int { general = 0, block_sorted = 1, ordered = 2 };
@@ -41,12 +39,6 @@ struct Gradients {
   void* attention_weights;   // weight_type; written completely
 };
 
-// Where to run: `ctx` is the raw stream on cuda, hip and musa, the thread count on cpu, and unused on emu.
-struct Place {
-  int device;
-  int64_t ctx;
-};
-
 // bind.cc has checked shapes, dtypes, contiguity and devices, and answers every case in which an extent is zero with
 // launch_fill_zero. Launchers make `place.device` current themselves and cope with levels that do not fit.
 Status launch_forward(const Inputs& inputs, void* output, ForwardRoute route, const Place& place);
@@ -61,8 +53,5 @@ BackwardRoute reached_route(const Extent& extent, Storage value_type, BackwardRo
 
 // Whether the levels lie inside the `rows` of value and fill them exactly; for a table in host memory.
 bool levels_fill(const int64_t* spatial_shapes, const int64_t* level_start_index, int64_t levels, int64_t rows);
-
-// Zero-fills `bytes` on the place (a memset on the stream); bind.cc uses it for the cases without work.
-Status launch_fill_zero(void* data, int64_t bytes, const Place& place);
 
 }  // namespace muspace::msda

@@ -13,10 +13,14 @@
 #include "multi_scale_deformable_attn.h"
 #include "multi_scale_deformable_attn_math.h"
 #include "muspace/cpu.h"
+#include "muspace/cpu_call.h"
 #include "muspace/parallel.h"
+#include "sampling_cpu.h"
 
 namespace muspace::msda {
 namespace {
+
+constexpr const char* kName = "multi_scale_deformable_attn";
 
 constexpr int64_t kQueryBlock = 256;  // queries of one forward task
 constexpr int kSampleBlock = 64;      // samples whose geometry is computed before their channels are read
@@ -27,115 +31,6 @@ struct Problem {
   const Level* levels;
   const void* zeros;  // one row of zero channels, read in place of a corner outside the level
 };
-
-// `count` numbers of a location or weight tensor, as T: in place, or converted into `buffer`.
-template <class T>
-MSP_CPU_INLINE const T* read_numbers(const void* data, Storage storage, int64_t offset, int count, T* buffer) {
-  switch (storage) {
-    case Storage::f32: {
-      const float* numbers = static_cast<const float*>(data) + offset;
-      if constexpr (sizeof(T) == sizeof(float)) return numbers;
-      for (int i = 0; i < count; ++i) buffer[i] = static_cast<T>(numbers[i]);
-      break;
-    }
-    case Storage::f64: {
-      const double* numbers = static_cast<const double*>(data) + offset;
-      if constexpr (sizeof(T) == sizeof(double)) return numbers;
-      break;  // fp64 locations come with fp64 values only
-    }
-    case Storage::f16:
-      for (int i = 0; i < count; ++i) buffer[i] = cpu::load(static_cast<const half_t*>(data) + offset + i);
-      break;
-    case Storage::bf16:
-      for (int i = 0; i < count; ++i) buffer[i] = cpu::load(static_cast<const bfloat16_t*>(data) + offset + i);
-      break;
-  }
-  return buffer;
-}
-
-template <class T>
-MSP_CPU_INLINE void write_number(void* data, Storage storage, int64_t index, T value) {
-  switch (storage) {
-    case Storage::f32:
-      static_cast<float*>(data)[index] = static_cast<float>(value);
-      return;
-    case Storage::f64:
-      static_cast<double*>(data)[index] = static_cast<double>(value);
-      return;
-    case Storage::f16:
-      cpu::store(static_cast<half_t*>(data) + index, static_cast<float>(value));
-      return;
-    case Storage::bf16:
-      cpu::store(static_cast<bfloat16_t*>(data) + index, static_cast<float>(value));
-      return;
-  }
-}
-
-MSP_CPU_INLINE void prefetch(const void* data, int bytes) {
-  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(data) + line);
-}
-
-// A sample ready for its channels: corner rows (or the zero row) and attention times corner weight.
-template <class V, class T>
-struct Gather {
-  const V* rows[4];
-  T weights[4];
-};
-
-// The rows of the four corners of `sample` for one head; `base` is the first row of the level.
-template <class V, class T>
-MSP_CPU_INLINE void corner_rows(const Sample<T>& sample, const Level& level, const V* base, int64_t pitch,
-                                const V* zeros, const V** rows) {
-  const CornerMask mask = corner_mask(sample, level.height, level.width);
-  const int64_t upper = static_cast<int64_t>(sample.y0) * level.width + sample.x0, lower = upper + level.width;
-  rows[0] = mask.k00 ? base + upper * pitch : zeros;
-  rows[1] = mask.k01 ? base + (upper + 1) * pitch : zeros;
-  rows[2] = mask.k10 ? base + lower * pitch : zeros;
-  rows[3] = mask.k11 ? base + (lower + 1) * pitch : zeros;
-}
-
-// sums[c] += the weighted corner rows, for N vectors of channels from `first`, kept in registers over all samples.
-template <int N, class V, class T>
-MSP_CPU_INLINE void gather_vectors(const Gather<V, T>* gathers, int count, int64_t first, T* sums) {
-  constexpr int kWidth = cpu::kLanes<T>;
-  cpu::Lanes<T> sum[N];
-  for (int n = 0; n < N; ++n) sum[n] = cpu::load_lanes(sums + first + n * kWidth);
-  for (int s = 0; s < count; ++s) {
-    const T w0 = gathers[s].weights[0], w1 = gathers[s].weights[1], w2 = gathers[s].weights[2],
-            w3 = gathers[s].weights[3];
-    const V *r0 = gathers[s].rows[0] + first, *r1 = gathers[s].rows[1] + first, *r2 = gathers[s].rows[2] + first,
-            *r3 = gathers[s].rows[3] + first;
-    for (int n = 0; n < N; ++n) {
-      const int c = n * kWidth;
-      sum[n] += (w0 * cpu::load_lanes(r0 + c) + w1 * cpu::load_lanes(r1 + c)) +
-                (w2 * cpu::load_lanes(r2 + c) + w3 * cpu::load_lanes(r3 + c));
-    }
-  }
-  for (int n = 0; n < N; ++n) cpu::store_lanes(sums + first + n * kWidth, sum[n]);
-}
-
-// The channels from `first` on that fill no vector.
-template <class V, class T>
-MSP_CPU_INLINE void gather_rest(const Gather<V, T>* gathers, int count, int64_t first, int64_t channels, T* sums) {
-  for (int s = 0; s < count; ++s) {
-    const Gather<V, T>& gather = gathers[s];
-    for (int64_t c = first; c < channels; ++c) {
-      sums[c] +=
-          (gather.weights[0] * cpu::load(gather.rows[0] + c) + gather.weights[1] * cpu::load(gather.rows[1] + c)) +
-          (gather.weights[2] * cpu::load(gather.rows[2] + c) + gather.weights[3] * cpu::load(gather.rows[3] + c));
-    }
-  }
-}
-
-// sums += the gathered samples, over all channels.
-template <class V, class T>
-MSP_CPU_INLINE void gather_row(const Gather<V, T>* gathers, int count, int64_t channels, T* sums) {
-  constexpr int kWidth = cpu::kLanes<T>;
-  int64_t c = 0;
-  for (; c + 4 * kWidth <= channels; c += 4 * kWidth) gather_vectors<4>(gathers, count, c, sums);
-  for (; c + kWidth <= channels; c += kWidth) gather_vectors<1>(gathers, count, c, sums);
-  if (c < channels) gather_rest(gathers, count, c, channels, sums);
-}
 
 // Corner rows and weights of the samples [begin, begin + count) of one (query, head); returns how many count.
 template <class V, class T>
@@ -193,7 +88,7 @@ MSP_CPU_INLINE void forward_task(const Problem& problem, V* output, int64_t imag
     }
     if (step == 0) continue;
     const int64_t done = step - 1;
-    gather_row(gathers[done % 2], used[done % 2], e.channels, sums.data());
+    gather_row(gathers[done % 2], used[done % 2], 0, e.channels, sums.data());
     if (done % blocks == blocks - 1) {
       V* out = output + row_of(first + done / blocks) * e.channels;
       for (int64_t c = 0; c < e.channels; ++c) {
@@ -203,13 +98,6 @@ MSP_CPU_INLINE void forward_task(const Problem& problem, V* output, int64_t imag
     }
   }
 }
-
-// Where the additions of one sample go: rows of grad_value, or a scrap row for a corner outside the level or the band.
-template <class T>
-struct Scatter {
-  T* rows[4];
-  T weights[4];
-};
 
 // The inner products of `grad` with the corner rows, and the additions to grad_value. Products and sums are not fused:
 // the baseline instruction set has no fused multiply-add, and a library call per channel would be far slower than both.
@@ -419,28 +307,6 @@ std::vector<Level> read_levels(const Inputs& inputs) {
   return levels;
 }
 
-// Levels that share rows of value cannot be worked on side by side.
-bool levels_overlap(const std::vector<Level>& levels) {
-  std::vector<std::pair<int64_t, int64_t>> spans;
-  for (const Level& level : levels) {
-    if (level.height > 0) spans.emplace_back(level.start, level.start + int64_t{level.height} * level.width);
-  }
-  std::sort(spans.begin(), spans.end());
-  for (size_t i = 1; i < spans.size(); ++i) {
-    if (spans[i].first < spans[i - 1].second) return true;
-  }
-  return false;
-}
-
-void fill_zero(void* data, int64_t bytes, int64_t threads) {
-  constexpr int64_t kBlock = int64_t{1} << 21;
-  cpu::prefer_huge_pages(data, bytes);
-  parallel_for((bytes + kBlock - 1) / kBlock, threads, [&](int64_t block) {
-    std::memset(static_cast<char*>(data) + block * kBlock, 0,
-                static_cast<size_t>(std::min(kBlock, bytes - block * kBlock)));
-  });
-}
-
 void run_forward(const Inputs& inputs, void* output, int64_t threads) {
   const Extent& e = inputs.extent;
   const std::vector<Level> levels = read_levels(inputs);
@@ -461,7 +327,7 @@ void run_backward(const Inputs& inputs, const Gradients& gradients, int64_t thre
   const Problem problem{inputs, levels.data(), zeros.data()};
   const auto task = kBackward.begin()[static_cast<int>(inputs.value_type)];
   const int64_t size = inputs.value_type == Storage::f64 ? 8 : 4;
-  fill_zero(gradients.value, e.batch * e.rows * e.heads * e.channels * size, threads);
+  cpu::fill_zero(gradients.value, e.batch * e.rows * e.heads * e.channels * size, threads);
   if (levels_overlap(levels)) {
     parallel_for(e.batch * e.heads, threads, [&](int64_t index) {
       for (int64_t l = 0; l < e.levels; ++l) {
@@ -488,25 +354,15 @@ int64_t useful_threads(const Extent& e, int64_t threads) {
   return std::max<int64_t>(1, std::min(threads, pairs / kQueryBlock));
 }
 
-template <class Run>
-Status guarded(const Run& run) {
-  try {
-    run();
-    return success();
-  } catch (const std::exception& error) {
-    return failure(kRuntimeError, "multi_scale_deformable_attn on cpu: %s", error.what());
-  }
-}
-
 }  // namespace
 
 Status launch_forward(const Inputs& inputs, void* output, ForwardRoute, const Place& place) {
-  return guarded([&] { run_forward(inputs, output, useful_threads(inputs.extent, place.ctx)); });
+  return cpu::guarded(kName, [&] { run_forward(inputs, output, useful_threads(inputs.extent, place.ctx)); });
 }
 
 Status launch_backward(const Inputs& inputs, const Gradients& gradients, void*, int64_t, BackwardRoute,
                        const Place& place) {
-  return guarded([&] { run_backward(inputs, gradients, useful_threads(inputs.extent, place.ctx)); });
+  return cpu::guarded(kName, [&] { run_backward(inputs, gradients, useful_threads(inputs.extent, place.ctx)); });
 }
 
 int64_t workspace_bytes(const Extent&, BackwardRoute) { return 0; }
@@ -517,9 +373,5 @@ bool levels_fill(const int64_t* spatial_shapes, const int64_t* level_start_index
 
 ForwardRoute reached_route(const Extent&, Storage, ForwardRoute wanted) { return wanted; }
 BackwardRoute reached_route(const Extent&, Storage, BackwardRoute) { return BackwardRoute::ordered; }
-
-Status launch_fill_zero(void* data, int64_t bytes, const Place& place) {
-  return guarded([&] { fill_zero(data, bytes, place.ctx); });
-}
 
 }  // namespace muspace::msda

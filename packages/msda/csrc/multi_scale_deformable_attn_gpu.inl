@@ -10,12 +10,6 @@ bool levels_fill(const int64_t* spatial_shapes, const int64_t* level_start_index
   return host_levels_fill(spatial_shapes, level_start_index, levels, rows);
 }
 
-Status launch_fill_zero(void* data, int64_t bytes, const Place& place) {
-  const DeviceGuard guard(place.device);
-  const char* error = zero_fill(data, static_cast<size_t>(bytes), stream_at(place.ctx));
-  return error ? failure(kRuntimeError, "fill with zero: %s", error) : success();
-}
-
 }  // namespace muspace::msda
 #endif
 
