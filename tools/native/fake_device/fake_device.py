@@ -2,8 +2,9 @@
 """A device named ``musa`` on host memory, for end-to-end tests without hardware.
 
 ``fake_device.install()`` builds the extension (about a minute, then cached by torch), renames PrivateUse1 to ``musa`` and
-registers a stand-in ``torch.musa``. Run as a program it checks the operator forward and backward on that device with the
-library of ``MUSPACE_EMU_ALIAS=musa``, found through ``MUSPACE_LIBRARY_PATH``.
+registers a stand-in ``torch.musa``. As a pytest plugin (``-p fake_device``) it does so before the tests, which
+``--backend=musa`` then runs on that device with the library of ``MUSPACE_EMU_ALIAS=musa``, found through
+``MUSPACE_LIBRARY_PATH``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import pytest
 import torch
 from torch.utils import cpp_extension
 
@@ -71,43 +72,22 @@ def install() -> None:
     torch.utils.generate_methods_for_privateuse1_backend()
 
 
-def check_operator() -> None:
-    """multi_scale_deformable_attn on ``musa``, forward and backward, against the same call on the CPU reference."""
-    import muspace_msda
-    from muspace_core import get_last_dispatch_report
-
-    generator = torch.Generator().manual_seed(0)
-    shapes = torch.tensor([[6, 5], [3, 2]])
-    value = torch.randn(2, 36, 3, 32, generator=generator)
-    locations = torch.rand(2, 7, 3, 2, 4, 2, generator=generator) * 1.4 - 0.2
-    weights = torch.rand(2, 7, 3, 2, 4, generator=generator)
-
-    def run(device: str, backend: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        inputs = [t.detach().to(device).requires_grad_() for t in (value, locations, weights)]
-        starts = torch.tensor([0, 30], device=device)
-        output = muspace_msda.ops.multi_scale_deformable_attn(
-            inputs[0], shapes.to(device), starts, inputs[1], inputs[2], backend=backend
-        )
-        report = get_last_dispatch_report().as_dict()
-        output.square().sum().backward()
-        return [t.detach().cpu() for t in (output, *(i.grad for i in inputs))], report
-
-    wanted, _ = run("cpu", "reference")
-    got, report = run("musa", "auto")
-    if report["selected_backend"] != "musa" or report["native_fallback"]:
-        raise SystemExit(f"the musa library did not run: {report}")
-    for name, ours, theirs in zip(("output", "value", "sampling_locations", "attention_weights"), got, wanted, strict=True):
-        error = ((ours - theirs).abs().max() / theirs.abs().max()).item()
-        print(f"{name}: largest difference {error:.1e} of the peak")
-        if not error < 1e-5:
-            raise SystemExit(f"{name} is wrong on the emulated musa device")
-    print(f"dispatch: {report['device']} ran {report['selected_backend']} by route {report['route']}")
-
-
-if __name__ == "__main__":
+def pytest_configure() -> None:
+    """As a pytest plugin: the device is there before anything asks for it."""
     install()
-    check_operator()
-    # torch's device thread of the autograd engine may outlive Python and then aborts the process; everything is said by now.
+
+
+_status = 1
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    global _status
+    _status = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """torch's device thread of the autograd engine may outlive Python and then aborts the process; everything is said."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(_status)

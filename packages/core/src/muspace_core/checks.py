@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,3 +58,58 @@ def same_device(argument: str, value: torch.Tensor, owner: str, device: torch.de
     """On the device of the argument named ``owner``."""
     if value.device != device:
         raise fail(argument, f"device {device} (that of {owner})", value.device)
+
+
+#: Storage dtypes of the operators, and what a tensor with a dtype of its own may have beside them.
+STORAGE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_COMPANION_DTYPES = {
+    **dict.fromkeys(STORAGE_DTYPES[:3], STORAGE_DTYPES[:3]),
+    torch.float64: (torch.float64, torch.float32),
+}
+
+
+def storage(argument: str, value: torch.Tensor) -> None:
+    """A strided floating tensor that carries the dtype of the result."""
+    layout(**{argument: value})
+    dtype(argument, value, STORAGE_DTYPES)
+
+
+def companion(argument: str, value: torch.Tensor, owner: str, owned: torch.Tensor) -> None:
+    """A floating tensor beside ``owned``, with a dtype of its own: 16 or 32 bits, 64 or 32 beside float64."""
+    if value.layout is not torch.strided:
+        layout(**{argument: value})
+    accepted = _COMPANION_DTYPES[owned.dtype]
+    if value.dtype not in accepted:
+        dtype(argument, value, accepted)
+    if value.device != owned.device:
+        same_device(argument, value, owner, owned.device)
+
+
+def dense(argument: str, tensor: torch.Tensor) -> torch.Tensor:
+    """What a library can read; it refuses a dense tensor without memory itself, torch would crash on copying another."""
+    lazy = tensor.is_neg() or tensor._is_zerotensor()  # a negation shares the memory of what it negates, a zero has none
+    if not lazy and tensor.is_contiguous():
+        return tensor
+    if not tensor._is_zerotensor():
+        memory(argument, tensor)
+    return (tensor.clone() if lazy else tensor).contiguous()
+
+
+def readable(argument: str, tensor: torch.Tensor) -> torch.Tensor:
+    """``dense``, and with memory: for tensors that the library would name by another word than the caller's."""
+    tensor = dense(argument, tensor)
+    if tensor.data_ptr() == 0:
+        memory(argument, tensor)
+    return tensor
+
+
+def integers(argument: str, numbers: Sequence[Any], depth: int = 1) -> tuple[Any, ...]:
+    """Nested tuples of integers; TypeError for anything that is not an exact integer."""
+    try:
+        if depth == 1:
+            # a symbolic size must stay one: index() would make it a constant of the graph
+            symbolic = (int, torch.SymInt)
+            return tuple(number if isinstance(number, symbolic) else operator.index(number) for number in numbers)
+        return tuple(integers(argument, row, depth - 1) for row in numbers)
+    except TypeError:
+        raise TypeError(f"{argument}: expected a tensor or a list of integers, got {numbers!r}") from None

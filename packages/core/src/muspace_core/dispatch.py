@@ -106,7 +106,7 @@ class Dispatcher:
             warnings.warn(
                 f"{self.spec.name} runs its PyTorch reference on {device_type}: {choice.reason}",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,  # the caller of the public function, through run
             )
         return choice
 
@@ -164,6 +164,26 @@ class Dispatcher:
         _last = (self, choice, requested, tensor.device, tensor.dtype, details)
         if environment.DISPATCH_LOG.enabled():
             print(f"muspace: {get_last_dispatch_report()}", file=sys.stderr)
+
+    def run(
+        self,
+        requested: str,
+        anchor: torch.Tensor,
+        native: Callable[[str], torch.Tensor],
+        reference: Callable[[], torch.Tensor],
+        details: tuple[Any, ...],
+    ) -> torch.Tensor:
+        """One public call: chooses by the device and dtype of ``anchor``, runs, records the report.
+
+        ``native(backend)`` enters the registered operator; ``route`` gets ``details`` and whether a gradient was recorded.
+        """
+        if torch.compiler.is_compiling():
+            selected = choose_while_compiling(self.spec.qualified_name, requested, anchor.device.type, anchor.dtype)
+            return reference() if selected == "reference" else native(selected)
+        choice = self.choose(requested, anchor.device, anchor.dtype)
+        output = reference() if choice.backend == "reference" else native(choice.backend)
+        self.record(choice, requested, output, (*details, output.requires_grad))
+        return output
 
 
 _DISPATCHERS: dict[str, Dispatcher] = {}

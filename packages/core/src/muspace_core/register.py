@@ -49,15 +49,16 @@ class Operator:
         self,
         spec: OpSpec,
         forward: Callable[..., torch.Tensor],
-        backward: Callable[..., tuple[torch.Tensor, ...]],
+        backward: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
         tensor_count: int,
         differentiable: Sequence[int],
+        unread: Sequence[int],
     ) -> None:
         self.spec = spec
         self.tensor_count = tensor_count
         self._forward = forward
         self._differentiable = tuple(differentiable)
-        self._function = _autograd_function(spec.name, forward, backward, tensor_count, differentiable)
+        self._function = _autograd_function(spec.name, forward, backward, tensor_count, differentiable, unread)
         namespace = getattr(torch.ops, spec.package)
         self.forward_op = getattr(namespace, spec.name).default
         self.backward_op = getattr(namespace, f"{spec.name}_backward").default
@@ -90,8 +91,27 @@ def _refuse_tangents(name: str, tensors: Sequence[torch.Tensor]) -> None:
             raise NotImplementedError(f"{name} has no forward-mode derivative; use reverse mode")
 
 
+def _to_save(tensors: Sequence[torch.Tensor], unread: Sequence[int]) -> Sequence[torch.Tensor]:
+    """The tensors for the backward; of those it does not read only shape, dtype and device, so that the memory can go."""
+    if not unread:
+        return tensors
+    return [_shape_of(t) if place in unread else t for place, t in enumerate(tensors)]
+
+
+def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    """One element expanded to the shape of ``tensor``."""
+    if type(tensor) is _TENSOR or type(tensor) is _PARAMETER:  # new_empty of a lazy negation would copy it first
+        return torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+    return tensor.new_empty(()).expand(tensor.shape)
+
+
 def _autograd_function(
-    name: str, forward: Callable[..., Any], backward: Callable[..., Any], tensor_count: int, differentiable: Sequence[int]
+    name: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    tensor_count: int,
+    differentiable: Sequence[int],
+    unread: Sequence[int],
 ) -> Any:
     """The autograd.Function of a direct call, named after the operator.
 
@@ -109,7 +129,7 @@ def _autograd_function(
     once: Any = type(f"{name}_backward", (torch.autograd.Function,), members)
 
     def run_forward(ctx: Any, *arguments: Any) -> torch.Tensor:
-        ctx.save_for_backward(*arguments[:tensor_count])
+        ctx.save_for_backward(*_to_save(arguments[:tensor_count], unread))
         ctx.options = arguments[tensor_count:]
         return forward(*arguments)
 
@@ -125,10 +145,12 @@ def _autograd_function(
 
 
 def _spread(
-    grads: Sequence[torch.Tensor], differentiable: Sequence[int], count: int, needed: Sequence[bool]
+    grads: torch.Tensor | Sequence[torch.Tensor], differentiable: Sequence[int], count: int, needed: Sequence[bool]
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients at the positions of their arguments, ``None`` elsewhere and where none is wanted."""
     out: list[torch.Tensor | None] = [None] * count
+    if isinstance(grads, torch.Tensor):  # the schema of one gradient has one result, not a tuple
+        grads = (grads,)
     for index, grad in zip(differentiable, grads, strict=True):
         if needed[index]:
             out[index] = grad
@@ -139,17 +161,19 @@ def register(
     spec: OpSpec,
     *,
     forward: Callable[..., torch.Tensor],
-    backward: Callable[..., tuple[torch.Tensor, ...]],
+    backward: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
     fake_forward: Callable[..., torch.Tensor],
-    fake_backward: Callable[..., tuple[torch.Tensor, ...]],
+    fake_backward: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
     tensor_count: int,
     differentiable: Sequence[int],
+    unread: Sequence[int] = (),
 ) -> Operator:
     """Registers ``spec`` with torch and returns the callable that its public function uses.
 
     ``forward(*tensors, *options)`` and ``backward(grad_output, *tensors, *options)`` run natively and return fresh tensors;
     the fakes return empty tensors of the same shapes. The first ``tensor_count`` arguments are tensors, all of them saved;
-    ``backward`` returns one gradient for each position in ``differentiable``. The result can be differentiated once.
+    ``backward`` returns one gradient for each position in ``differentiable``, the tensor itself where that is one; of
+    the tensors at ``unread`` it sees shape, dtype and device alone. The result can be differentiated once.
     """
     library = torch.library.Library(spec.package, "FRAGMENT")
     _LIBRARIES.append(library)
@@ -160,10 +184,10 @@ def register(
     library.impl(backward_name, backward, "CompositeExplicitAutograd")
     torch.library.register_fake(spec.qualified_name, fake_forward, lib=library)
     torch.library.register_fake(f"{spec.qualified_name}_backward", fake_backward, lib=library)
-    operator = Operator(spec, forward, backward, tensor_count, differentiable)
+    operator = Operator(spec, forward, backward, tensor_count, differentiable, unread)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs[:tensor_count])
+        ctx.save_for_backward(*_to_save(inputs[:tensor_count], unread))
         ctx.options = inputs[tensor_count:]
 
     def registered_backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Sequence
 
 import torch
@@ -34,27 +33,16 @@ def no_starts(device: torch.device) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64, device=device)
 
 
-def _integers(argument: str, numbers: Sequence, depth: int) -> tuple:
-    """Nested tuples of integers; TypeError for anything that is not an exact integer."""
-    try:
-        if depth == 1:
-            # a symbolic size must stay one: index() would make it a constant of the graph
-            symbolic = (int, torch.SymInt)
-            return tuple(number if isinstance(number, symbolic) else operator.index(number) for number in numbers)
-        return tuple(_integers(argument, row, depth - 1) for row in numbers)
-    except TypeError:
-        raise TypeError(f"{argument}: expected a tensor or a list of integers, got {numbers!r}") from None
-
-
 def _from_rows(rows: tuple, value: torch.Tensor) -> torch.Tensor:
     if takes_direct_path((value,)):  # a fake or traced tensor must not end in the cache
         return _cached(rows, value.device)
     return torch.tensor(rows, dtype=torch.int64, device=value.device)
 
 
-def _index_tensor(argument: str, given: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    if given.device != value.device:
-        checks.same_device(argument, given, "value", value.device)
+def index_tensor(argument: str, given: torch.Tensor, owner: str, device: torch.device) -> torch.Tensor:
+    """``given`` as int64, on ``device``, that of the argument ``owner``."""
+    if given.device != device:
+        checks.same_device(argument, given, owner, device)
     if given.layout is not torch.strided:
         checks.layout(**{argument: given})
     if given.dtype is torch.int64:
@@ -70,9 +58,9 @@ def as_tensors(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """int64 ``[L, 2]`` and ``[L]`` (``[0]``: derive) on the device of ``value``; lists are checked against ``value`` here."""
     if isinstance(spatial_shapes, torch.Tensor):
-        shapes = _index_tensor("spatial_shapes", spatial_shapes, value)
+        shapes = index_tensor("spatial_shapes", spatial_shapes, "value", value.device)
     elif isinstance(spatial_shapes, Sequence):
-        rows = _integers("spatial_shapes", spatial_shapes, 2)
+        rows = checks.integers("spatial_shapes", spatial_shapes, 2)
         if any(len(row) != 2 for row in rows):
             raise checks.fail("spatial_shapes", "rows (h, w)", spatial_shapes)
         check_contents(rows, None, value.shape[1])
@@ -86,11 +74,11 @@ def as_tensors(
         direct = takes_direct_path((value,))
         starts = no_starts(value.device) if direct else torch.empty(0, dtype=torch.int64, device=value.device)
     elif isinstance(level_start_index, torch.Tensor):
-        starts = _index_tensor("level_start_index", level_start_index, value)
+        starts = index_tensor("level_start_index", level_start_index, "value", value.device)
         if starts.shape != (size[0],):
             checks.shape("level_start_index", starts, "L", (size[0],))
     elif isinstance(level_start_index, Sequence):
-        numbers = _integers("level_start_index", level_start_index, 1)
+        numbers = checks.integers("level_start_index", level_start_index)
         if len(numbers) != size[0]:
             raise checks.fail("level_start_index", f"shape [L] = [{size[0]}]", [len(numbers)])
         if not isinstance(spatial_shapes, torch.Tensor):

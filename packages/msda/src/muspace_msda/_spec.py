@@ -51,4 +51,30 @@ MULTI_SCALE_DEFORMABLE_ATTN = OpSpec(
     lineage="Deformable DETR (Zhu et al., 2021); interface of mmcv",
 )
 
-SPECS = (MULTI_SCALE_DEFORMABLE_ATTN,)
+DEFORMABLE_AGGREGATION = OpSpec(
+    family="msda",
+    name="deformable_aggregation",
+    summary="weighted sum of bilinear samples of several cameras' feature pyramids at the projected points of each anchor",
+    schema=(
+        "(Tensor mc_ms_feat, Tensor spatial_shape, Tensor scale_start_index, Tensor sampling_location, "
+        "Tensor weights, str backend, bool deterministic) -> Tensor"
+    ),
+    backward_schema=(
+        "(Tensor grad_output, Tensor mc_ms_feat, Tensor spatial_shape, Tensor scale_start_index, Tensor sampling_location, "
+        "Tensor weights, str backend, bool deterministic) -> (Tensor, Tensor, Tensor)"
+    ),
+    backends=MULTI_SCALE_DEFORMABLE_ATTN.backends,
+    # fp64 is for checking gradients, which is done on cpu.
+    dtypes={"cpu": (*_STORAGE, "float64"), **dict.fromkeys(("cuda", "hip", "musa", "emu"), _STORAGE)},
+    tolerances={**MULTI_SCALE_DEFORMABLE_ATTN.tolerances, "float32": Tolerance(output=3e-6, grad=2e-5)},
+    determinism=(
+        "forward bit-reproducible; backward bit-reproducible on cpu, elsewhere under torch.use_deterministic_algorithms "
+        "(route ordered), otherwise the feature gradient ends in fp32 atomics"
+    ),
+    forward_routes=("native", "fused", "general"),
+    backward_routes=("ordered", "block_sorted", "general"),
+    models=("SparseDrive", "Sparse4D"),
+    lineage="Sparse4D v2 (Lin et al., 2023)",
+)
+
+SPECS = (MULTI_SCALE_DEFORMABLE_ATTN, DEFORMABLE_AGGREGATION)

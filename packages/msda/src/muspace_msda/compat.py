@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 
 from muspace_msda.modules import MultiScaleDeformableAttention
-from muspace_msda.ops import multi_scale_deformable_attn
+from muspace_msda.ops import deformable_aggregation, multi_scale_deformable_attn
 
 
 class MultiScaleDeformableAttnFunction:
@@ -66,9 +70,102 @@ def multi_scale_deformable_attn_pytorch(
     )
 
 
+class DeformableAggregationFunction:
+    """Sparse4D's and SparseDrive's autograd function, called as ``DeformableAggregationFunction.apply(...)``.
+
+    Casts as upstream: features, locations and weights to fp32, the tables to integers.
+    """
+
+    @staticmethod
+    def apply(
+        mc_ms_feat: torch.Tensor,
+        spatial_shape: torch.Tensor,
+        scale_start_index: torch.Tensor,
+        sampling_location: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """Arguments, shapes and errors of ``muspace_msda.deformable_aggregation``."""
+        return deformable_aggregation(
+            mc_ms_feat.float(), spatial_shape.int(), scale_start_index.int(), sampling_location.float(), weights.float()
+        )
+
+
+def deformable_aggregation_function(
+    feature_maps: torch.Tensor,
+    spatial_shape: torch.Tensor,
+    scale_start_index: torch.Tensor,
+    sampling_location: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """The function that ``models.blocks`` binds as ``DAF``; see ``DeformableAggregationFunction``."""
+    return DeformableAggregationFunction.apply(feature_maps, spatial_shape, scale_start_index, sampling_location, weights)
+
+
+def feature_maps_format(feature_maps: Sequence[Any], inverse: bool = False) -> list[Any]:
+    """Pyramids ``[[B, cams, C, h, w], ...]`` as ``[rows [B, F, C], spatial_shape, scale_start_index]`` and back.
+
+    A list of such pyramids, one for each group of cameras of one image size, is concatenated; ``inverse`` gives that form.
+    """
+    if inverse:
+        return _unformat(*feature_maps)
+    if isinstance(feature_maps[0], (list, tuple)):
+        groups = [feature_maps_format(group) for group in feature_maps]
+        rows, shapes = torch.cat([group[0] for group in groups], 1), torch.cat([group[1] for group in groups])
+    else:
+        rows = torch.cat([level.flatten(3) for level in feature_maps], 3).transpose(2, 3).flatten(1, 2)
+        cameras = feature_maps[0].shape[1]
+        shapes = torch.tensor([[tuple(level.shape[-2:]) for level in feature_maps]] * cameras, device=rows.device)
+    areas = shapes.prod(-1).flatten()
+    return [rows, shapes, (torch.cumsum(areas, 0) - areas).view(shapes.shape[:2])]
+
+
+def _unformat(rows: torch.Tensor, spatial_shape: torch.Tensor, _starts: torch.Tensor) -> list[list[torch.Tensor]]:
+    """Neighbouring cameras of the same sizes form one group."""
+    shapes, groups, first = spatial_shape.tolist(), [], 0
+    place = 0
+    while place < len(shapes):
+        sizes, cameras = shapes[place], 1
+        while place + cameras < len(shapes) and shapes[place + cameras] == sizes:
+            cameras += 1
+        areas = [height * width for height, width in sizes]
+        part = rows[:, first : first + cameras * sum(areas)].unflatten(1, (cameras, sum(areas)))
+        levels = part.split(areas, 2)
+        groups.append([level.transpose(2, 3).unflatten(3, size) for level, size in zip(levels, sizes, strict=True)])
+        place, first = place + cameras, first + cameras * sum(areas)
+    return groups
+
+
+def _aggregation_backward(
+    mc_ms_feat: torch.Tensor,
+    spatial_shape: torch.Tensor,
+    scale_start_index: torch.Tensor,
+    sampling_location: torch.Tensor,
+    weights: torch.Tensor,
+    grad_output: torch.Tensor,
+    grad_mc_ms_feat: torch.Tensor,
+    grad_sampling_location: torch.Tensor,
+    grad_weights: torch.Tensor,
+) -> None:
+    leaves = [tensor.detach().requires_grad_() for tensor in (mc_ms_feat, sampling_location, weights)]
+    with torch.enable_grad():
+        output = deformable_aggregation(leaves[0], spatial_shape, scale_start_index, leaves[1], leaves[2])
+    found = torch.autograd.grad(output, leaves, grad_output.to(output.dtype))
+    for buffer, grad in zip((grad_mc_ms_feat, grad_sampling_location, grad_weights), found, strict=True):
+        buffer.copy_(grad)
+
+
+#: The extension module: the forward returns, the backward writes the three gradients in place.
+deformable_aggregation_ext = SimpleNamespace(
+    deformable_aggregation_forward=DeformableAggregationFunction.apply, deformable_aggregation_backward=_aggregation_backward
+)
+
 __all__ = [
+    "DeformableAggregationFunction",
     "MSDeformAttnFunction",
     "MultiScaleDeformableAttention",
     "MultiScaleDeformableAttnFunction",
+    "deformable_aggregation_ext",
+    "deformable_aggregation_function",
+    "feature_maps_format",
     "multi_scale_deformable_attn_pytorch",
 ]

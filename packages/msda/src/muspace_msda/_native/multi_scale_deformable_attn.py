@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only file that touches the libraries: allocates results in torch, makes inputs dense, passes routes and stream."""
+"""Calls of the library for multi_scale_deformable_attn."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from muspace_core import checks, environment
+from muspace_core import environment
+from muspace_core.checks import dense
 from muspace_core.device import launch_context
-from muspace_core.loader import NativeLibrary
 
 from muspace_msda import _levels
-
-LIBRARY = NativeLibrary("muspace_msda", "msda")
+from muspace_msda._native import LIBRARY
 
 #: Route codes of the libraries.  A call asks for the best; the library takes ``general`` where that does not reach.
 FORWARD_ROUTES = ("general", "fused")
@@ -23,7 +22,7 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def route(
-    module: Any, backend: str, value: torch.Size, locations: torch.Size, dtype: torch.dtype, gradient: bool, deterministic: bool
+    module: Any, backend: str, value: torch.Size, locations: torch.Size, dtype: torch.dtype, deterministic: bool, gradient: bool
 ) -> str:
     """Name of the route of a call: ``<forward>`` or, if a gradient was recorded, ``<forward>+<backward>``."""
     if backend == "cpu":  # one path, bit-reproducible both ways
@@ -34,16 +33,6 @@ def route(
     if not gradient:
         return forward
     return f"{forward}+{BACKWARD_ROUTES[reached(*sizes, 1, ORDERED if deterministic else BLOCK_SORTED)]}"
-
-
-def _dense(argument: str, tensor: torch.Tensor) -> torch.Tensor:
-    """What the library can read; it refuses a dense tensor without memory itself, torch would crash on copying another."""
-    lazy = tensor.is_neg() or tensor._is_zerotensor()  # a negation shares the memory of what it negates, a zero has none
-    if not lazy and tensor.is_contiguous():
-        return tensor
-    if not tensor._is_zerotensor():
-        checks.memory(argument, tensor)
-    return (tensor.clone() if lazy else tensor).contiguous()
 
 
 def forward(
@@ -63,11 +52,11 @@ def forward(
     output = torch.empty((batch, sampling_locations.shape[1], heads * channels), dtype=value.dtype, device=value.device)
     wrong_levels = LIBRARY.function(backend, "multi_scale_deformable_attn_forward")(
         output,
-        _dense("value", value),
-        spatial_shapes if spatial_shapes.is_contiguous() else _dense("spatial_shapes", spatial_shapes),
-        level_start_index if level_start_index.is_contiguous() else _dense("level_start_index", level_start_index),
-        _dense("sampling_locations", sampling_locations),
-        _dense("attention_weights", attention_weights),
+        dense("value", value),
+        spatial_shapes if spatial_shapes.is_contiguous() else dense("spatial_shapes", spatial_shapes),
+        level_start_index if level_start_index.is_contiguous() else dense("level_start_index", level_start_index),
+        dense("sampling_locations", sampling_locations),
+        dense("attention_weights", attention_weights),
         FUSED,
         launch_context(backend, value.device),
     )
@@ -103,12 +92,12 @@ def backward(
         grad_value,
         grad_locations,
         grad_weights,
-        _dense("grad_output", grad_output),
-        _dense("value", value),
-        spatial_shapes if spatial_shapes.is_contiguous() else _dense("spatial_shapes", spatial_shapes),
-        level_start_index if level_start_index.is_contiguous() else _dense("level_start_index", level_start_index),
-        _dense("sampling_locations", sampling_locations),
-        _dense("attention_weights", attention_weights),
+        dense("grad_output", grad_output),
+        dense("value", value),
+        spatial_shapes if spatial_shapes.is_contiguous() else dense("spatial_shapes", spatial_shapes),
+        level_start_index if level_start_index.is_contiguous() else dense("level_start_index", level_start_index),
+        dense("sampling_locations", sampling_locations),
+        dense("attention_weights", attention_weights),
         torch.empty(size, dtype=torch.uint8, device=value.device),
         wanted,
         launch_context(backend, value.device),
