@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "muspace/emu_fiber.h"
@@ -98,6 +99,7 @@ class Machine {
 
   template <class Body>
   void launch(dim3 grid_, dim3 block_, std::size_t shared_bytes, const Body& body) {
+    if (!last_error().empty()) return;  // as on a device: the first failure stands until it is asked for
     const std::lock_guard<std::mutex> turn(turn_);
     run(grid_, block_, shared_bytes, [](const void* data) { (*static_cast<const Body*>(data))(); }, &body);
     last_error() = error_;
@@ -129,7 +131,7 @@ class Machine {
     return value;
   }
 
-  /// Why the calling thread's last launch ended early; empty when it did not.
+  /// Why a launch of the calling thread ended early; empty when none did since launch_error() was asked.
   static std::string& last_error() {
     static thread_local std::string text;
     return text;
@@ -409,9 +411,11 @@ class DeviceGuard {
   ~DeviceGuard() {}
 };
 
+/// nullptr, or why a launch ended early since the last question; asking clears it, as on a device.
 inline const char* launch_error() {
-  const std::string& text = emu::Machine::last_error();
-  return text.empty() ? nullptr : text.c_str();
+  static thread_local std::string told;
+  told = std::exchange(emu::Machine::last_error(), {});
+  return told.empty() ? nullptr : told.c_str();
 }
 
 inline const char* zero_fill(void* pointer, std::size_t bytes, stream_t) {

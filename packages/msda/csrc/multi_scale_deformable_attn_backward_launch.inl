@@ -4,7 +4,7 @@
 
 #include "multi_scale_deformable_attn_backward.inl"
 #include "multi_scale_deformable_attn_general.inl"
-#include "multi_scale_deformable_attn_ordered_launch.inl"
+#include "multi_scale_deformable_attn_ordered.inl"
 
 namespace muspace::msda {
 namespace {
@@ -136,12 +136,14 @@ BackwardRoute reached_route(const Extent& extent, Storage value_type, BackwardRo
 }
 
 int64_t workspace_bytes(const Extent& extent, BackwardRoute route) {
-  return route == BackwardRoute::ordered && ordered_reaches(extent) ? OrderedWorkspace(extent, nullptr).bytes : 0;
+  using Source = ValueSamples<float>;  // every source of this operator takes the same
+  const bool ordered = route == BackwardRoute::ordered && ordered_reaches<Source>(extent);
+  return ordered ? OrderedWorkspace<Source>(extent, nullptr).bytes : 0;
 }
 
 Status launch_backward(const Inputs& inputs, const Gradients& gradients, void* workspace, int64_t, BackwardRoute route,
                        const Place& place) {
-  if (route == BackwardRoute::ordered && !ordered_reaches(inputs.extent)) {
+  if (route == BackwardRoute::ordered && !ordered_reaches<ValueSamples<float>>(inputs.extent)) {
     return failure(kValueError,
                    "multi_scale_deformable_attn backward: the ordered route takes fewer than 2^28 samples and 2^30 "
                    "elements of the output per image");

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -96,11 +96,17 @@ def dense(argument: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def readable(argument: str, tensor: torch.Tensor) -> torch.Tensor:
-    """``dense``, and with memory: for tensors that the library would name by another word than the caller's."""
+    """``dense``, with memory, at an address that kernels can read 16 bytes at a time: a view may begin anywhere."""
     tensor = dense(argument, tensor)
-    if tensor.data_ptr() == 0:
+    address = tensor.data_ptr()
+    if address == 0:
         memory(argument, tensor)
-    return tensor
+    return tensor.clone() if address % 16 else tensor
+
+
+def reader(backend: str) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """How a tensor is made ready for ``backend``; the cpu reads any address, and its calls are too short to look at them."""
+    return dense if backend == "cpu" else readable
 
 
 def integers(argument: str, numbers: Sequence[Any], depth: int = 1) -> tuple[Any, ...]:

@@ -91,6 +91,8 @@ class Subject:
     cases: ClassVar[Sequence[Case]]
     storage: ClassVar[tuple[str, ...]]
     geometry: ClassVar[tuple[str, ...]] = ()
+    #: Arguments that the operator takes by keyword alone.
+    by_keyword: ClassVar[tuple[str, ...]] = ()
     empty_cases: ClassVar[Sequence[EmptyCase]] = ()
     error_cases: ClassVar[Sequence[ErrorCase]] = ()
     #: Other ways to write the smallest case's call: name -> change of its tensors that leaves the meaning.
@@ -99,6 +101,10 @@ class Subject:
     excused: ClassVar[Callable[[Arguments], dict[str, np.ndarray]] | None] = None
     #: Environment that leads to the ordered, bit-reproducible backward is torch's own switch; this is its route's name.
     ordered_route: ClassVar[str | None] = None
+    #: The backward repeats its bits on every backend without that switch.
+    reproducible: ClassVar[bool] = False
+    #: Tensor arguments whose memory the backward reads; ``None``: all of them.  The others may be changed or freed before it.
+    saved: ClassVar[tuple[str, ...] | None] = None
 
     # ---- parametrisation -------------------------------------------------------------------------------------------
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -149,6 +155,14 @@ class Subject:
     def smallest(self) -> Arguments:
         return self.cases[0].build()
 
+    def output_dtype(self, tensors: Arguments) -> torch.dtype:
+        """Dtype of the output; that of the first storage argument unless an operator promotes."""
+        return tensors[self.storage[0]].dtype
+
+    def repeats_its_bits(self, name: str, backend: str) -> bool:
+        """Whether the gradient of ``name`` is promised to the bit without the deterministic switch."""
+        return self.reproducible or backend == "cpu" or name in self.geometry
+
     def tensors(
         self,
         arguments: Arguments,
@@ -187,18 +201,31 @@ class Subject:
         """The public function on the backend under test (which ``auto`` selects, except for the reference)."""
         if pytest_backend == "reference":
             keywords.setdefault("backend", "reference")
-        return type(self).operator(*tensors.values(), **keywords)
+        return self.invoke(tensors, **keywords)
+
+    def invoke(self, tensors: Arguments, **keywords: Any) -> torch.Tensor:
+        """The public function with these arguments, and no backend chosen for it."""
+        positional = [v for k, v in tensors.items() if k not in self.by_keyword]
+        named = {k: v for k, v in tensors.items() if k in self.by_keyword}
+        return type(self).operator(*positional, **named, **keywords)
 
     def gradients(self, tensors: Arguments, output: torch.Tensor, grad_output: torch.Tensor) -> dict[str, torch.Tensor]:
-        names = [n for n in self.floating if tensors[n].requires_grad]
+        names = [n for n in self.floating if isinstance(tensors[n], torch.Tensor) and tensors[n].requires_grad]
         found = torch.autograd.grad(output, [tensors[n] for n in names], grad_output)
         return dict(zip(names, found, strict=True))
+
+    def live(self, tensors: Arguments) -> Arguments:
+        """The same arguments, every floating one a new leaf that requires a gradient; an absent one (None) stays absent."""
+        return {
+            k: v.detach().requires_grad_() if k in self.floating and isinstance(v, torch.Tensor) else v
+            for k, v in tensors.items()
+        }
 
     def run(
         self, tensors: Arguments, backend: str = "cpu", seed: int = 1, **keywords: Any
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
         """Output, gradients and the seeded upstream gradient, every floating argument requiring one."""
-        live = {k: v.detach().requires_grad_() if k in self.floating else v for k, v in tensors.items()}
+        live = self.live(tensors)
         output = self.call(live, backend, **keywords)
         grad_output = self.upstream_gradient(output, seed)
         return output.detach(), self.gradients(live, output, grad_output), grad_output

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from muspace_core import environment
-from muspace_core.checks import dense
+from muspace_core.checks import reader
 from muspace_core.device import launch_context
 
 from muspace_msda import _scales
@@ -65,17 +65,18 @@ def forward(
     deterministic: bool,
 ) -> torch.Tensor:
     """Native forward on checked arguments; ``deterministic`` matters to the backward only."""
+    ready = reader(backend)
     if environment.CHECK.enabled():
         _scales.check_tensors(spatial_shape, scale_start_index, mc_ms_feat.shape[1])
     size = (mc_ms_feat.shape[0], sampling_location.shape[1], mc_ms_feat.shape[2])
     output = torch.empty(size, dtype=mc_ms_feat.dtype, device=mc_ms_feat.device)
     wrong_scales = LIBRARY.function(backend, "deformable_aggregation_forward")(
         output,
-        dense("mc_ms_feat", mc_ms_feat),
-        dense("spatial_shape", spatial_shape),
-        dense("scale_start_index", scale_start_index),
-        dense("sampling_location", sampling_location),
-        dense("weights", weights),
+        ready("mc_ms_feat", mc_ms_feat),
+        ready("spatial_shape", spatial_shape),
+        ready("scale_start_index", scale_start_index),
+        ready("sampling_location", sampling_location),
+        ready("weights", weights),
         _workspace(backend, "forward", mc_ms_feat, weights, FUSED),
         FUSED,
         launch_context(backend, mc_ms_feat.device),
@@ -96,6 +97,7 @@ def backward(
     deterministic: bool,
 ) -> Gradients:
     """Native backward: gradients of features, locations and weights in the dtypes of those tensors."""
+    ready = reader(backend)
     wanted = ORDERED if deterministic else BLOCK_SORTED
     # 16-bit sums would need compare-and-swap loops and lose bits: the sum is fp32 and is narrowed once.
     accumulator = torch.float64 if mc_ms_feat.dtype is torch.float64 else torch.float32
@@ -106,12 +108,12 @@ def backward(
         grad_feature,
         grad_location,
         grad_weights,
-        dense("grad_output", grad_output),
-        dense("mc_ms_feat", mc_ms_feat),
-        dense("spatial_shape", spatial_shape),
-        dense("scale_start_index", scale_start_index),
-        dense("sampling_location", sampling_location),
-        dense("weights", weights),
+        ready("grad_output", grad_output),
+        ready("mc_ms_feat", mc_ms_feat),
+        ready("spatial_shape", spatial_shape),
+        ready("scale_start_index", scale_start_index),
+        ready("sampling_location", sampling_location),
+        ready("weights", weights),
         _workspace(backend, "backward", mc_ms_feat, weights, wanted),
         wanted,
         launch_context(backend, mc_ms_feat.device),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from muspace_core import environment
-from muspace_core.checks import dense
+from muspace_core.checks import reader
 from muspace_core.device import launch_context
 
 from muspace_msda import _levels
@@ -45,6 +45,7 @@ def forward(
     deterministic: bool,
 ) -> torch.Tensor:
     """Native forward on checked arguments; ``deterministic`` matters to the backward only."""
+    ready = reader(backend)
     if environment.CHECK.enabled():
         _levels.check_tensors(spatial_shapes, level_start_index, value.shape[1])
     batch, _, heads, channels = value.shape
@@ -52,11 +53,11 @@ def forward(
     output = torch.empty((batch, sampling_locations.shape[1], heads * channels), dtype=value.dtype, device=value.device)
     wrong_levels = LIBRARY.function(backend, "multi_scale_deformable_attn_forward")(
         output,
-        dense("value", value),
-        spatial_shapes if spatial_shapes.is_contiguous() else dense("spatial_shapes", spatial_shapes),
-        level_start_index if level_start_index.is_contiguous() else dense("level_start_index", level_start_index),
-        dense("sampling_locations", sampling_locations),
-        dense("attention_weights", attention_weights),
+        ready("value", value),
+        ready("spatial_shapes", spatial_shapes),
+        ready("level_start_index", level_start_index),
+        ready("sampling_locations", sampling_locations),
+        ready("attention_weights", attention_weights),
         FUSED,
         launch_context(backend, value.device),
     )
@@ -76,6 +77,7 @@ def backward(
     deterministic: bool,
 ) -> Gradients:
     """Native backward: gradients of value, locations and weights in the dtypes of those tensors."""
+    ready = reader(backend)
     wanted = ORDERED if deterministic else BLOCK_SORTED
     # 16-bit sums would need compare-and-swap loops and lose bits: the sum is fp32 and is narrowed once.
     accumulator = torch.float64 if value.dtype is torch.float64 else torch.float32
@@ -92,12 +94,12 @@ def backward(
         grad_value,
         grad_locations,
         grad_weights,
-        dense("grad_output", grad_output),
-        dense("value", value),
-        spatial_shapes if spatial_shapes.is_contiguous() else dense("spatial_shapes", spatial_shapes),
-        level_start_index if level_start_index.is_contiguous() else dense("level_start_index", level_start_index),
-        dense("sampling_locations", sampling_locations),
-        dense("attention_weights", attention_weights),
+        ready("grad_output", grad_output),
+        ready("value", value),
+        ready("spatial_shapes", spatial_shapes),
+        ready("level_start_index", level_start_index),
+        ready("sampling_locations", sampling_locations),
+        ready("attention_weights", attention_weights),
         torch.empty(size, dtype=torch.uint8, device=value.device),
         wanted,
         launch_context(backend, value.device),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmark cases of the msda family: shapes of real models, seeded inputs, and what one call must move.  No timing here.
+"""Benchmark cases of multi_scale_deformable_attn: shapes of real models, seeded inputs, and what one call must move.
 
 The inputs are functions of the case name and ``SEED`` alone.  Locations follow the models: reference points on the query's
 own pixel (temporal self-attention, encoders), at random (decoders), or on pillars projected into six cameras (spatial
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from muspace_core.bench import Bar, BenchCase, OverheadCase, Work
+from muspace_core.bench import GPU, H200, Bar, BenchCase, OverheadCase, Work, host_allowance_us, rig
 from muspace_msda import _reference, multi_scale_deformable_attn
 
 FAMILY: Final = "msda"
@@ -42,26 +42,7 @@ QUERY_STEP: Final = {"ddetr_enc_2778": 8, "tsa_2000": 20}
 
 
 # ---------------------------------------------------------------------------------------------------------------- geometry
-#: A nuScenes-like rig: yaw in degrees, position (m) and focal length (px) of front, front right/left, back, back left/right.
-_RIG: Final = (
-    (0.0, (1.70, 0.02, 1.51), 1266.0),
-    (-55.0, (1.55, -0.49, 1.50), 1260.0),
-    (55.0, (1.52, 0.49, 1.51), 1272.0),
-    (180.0, (0.03, 0.00, 1.57), 809.0),
-    (110.0, (1.04, 0.48, 1.56), 1256.0),
-    (-110.0, (1.01, -0.48, 1.56), 1259.0),
-)
-_IMAGE: Final = (1600.0, 928.0)
-
-
-def _projection(camera: int) -> np.ndarray:
-    """3×4 matrix from the ego frame (x forward, y left, z up) to pixels."""
-    yaw, position, focal = _RIG[camera]
-    cos, sin = math.cos(math.radians(yaw)), math.sin(math.radians(yaw))
-    intrinsic = np.array([[focal, 0, 816.0], [0, focal, 481.0 if camera == 3 else 491.0], [0, 0, 1]])
-    # Rows: the camera's right, down and forward axes in the ego frame.
-    to_camera = np.array([[sin, -cos, 0], [0, 0, -1], [cos, sin, 0]])
-    return intrinsic @ np.concatenate([to_camera, (-to_camera @ np.array(position))[:, None]], 1)
+_IMAGE: Final = (928, 1600)
 
 
 def _pillars() -> np.ndarray:
@@ -76,13 +57,13 @@ def _pillars() -> np.ndarray:
     columns = [np.broadcast_to(axis, full) for axis in (x.reshape(-1, 1), y.reshape(-1, 1), heights)]
     corners = np.stack([*columns, np.ones(full)], -1)
     seen = []
-    for camera in range(len(_RIG)):
-        projected = corners @ _projection(camera).T
+    for projection in rig.projections(*_IMAGE):
+        projected = corners @ projection.T
         depth = projected[..., 2]
-        pixel = projected[..., :2] / np.maximum(depth, 1e-5)[..., None] / np.array(_IMAGE)
+        pixel = projected[..., :2] / np.maximum(depth, 1e-5)[..., None] / np.array(_IMAGE[::-1], np.float64)
         visible = (depth > 1e-5) & (pixel > 0).all(-1) & (pixel < 1).all(-1)
         seen.append(pixel[visible.any(1)])
-    packed = np.zeros((len(_RIG), max(map(len, seen)), 4, 2))
+    packed = np.zeros((len(rig.CAMERAS), max(map(len, seen)), 4, 2))
     for camera, pixel in enumerate(seen):
         packed[camera, : len(pixel)] = pixel.clip(-1, 2)
     return packed
@@ -240,7 +221,6 @@ def _grid_sample(inputs: Mapping[str, torch.Tensor], levels: Levels) -> torch.Te
 
 
 # ------------------------------------------------------------------------------------------------------------------ cases
-_H200: Final = "NVIDIA H200"
 _DCNV4_HALF: Final = "DCNv4, fp16 locations"
 #: (case, storage, pass) → goal µs, best peer µs, peer. Peers were measured on the inputs of this file; storage 16 is bf16 and
 #: fp16. DCNv4 takes its locations in the storage dtype: its 16-bit outputs are off by up to 5 % of the peak.
@@ -269,8 +249,6 @@ _BARS: Final[Mapping[tuple[str, int, str], tuple[float | None, float | None, str
     ("sca_base", 32, "bwd_ordered"): (3000, None, ""),
     ("ddetr_enc", 32, "bwd_ordered"): (1000, None, ""),
 }
-#: Host budget of a call with gradient, and 3 µs for each of the three gradients that are allocated.
-_ORDERED_ALLOWANCE_US: Final = 20.0 + 3 * 3.0
 _SOURCES: Final = {
     "tsa_base": "BEVFormer-base temporal self-attention",
     "sca_base": "BEVFormer-base spatial cross-attention, six cameras 928×1600, queries re-batched to the fullest camera",
@@ -289,7 +267,7 @@ def _bars(name: str) -> dict[tuple[str, str], tuple[Bar, ...]]:
         if case != name:
             continue
         ordered = pass_ == "bwd_ordered"
-        bar = Bar(_H200, goal, peer_us, peer, "wall" if ordered else "graph", _ORDERED_ALLOWANCE_US if ordered else 0.0)
+        bar = Bar(H200, goal, peer_us, peer, "wall", host_allowance_us(pass_, 3)) if ordered else Bar(H200, goal, peer_us, peer)
         for dtype in DTYPES[:1] if storage == 32 else DTYPES[1:]:
             bars[dtype, pass_] = (bar,)
     return bars
@@ -321,11 +299,11 @@ def _case(name: str, device_types: Sequence[str], passes: Sequence[str], **more:
     )
 
 
-_GPU: Final = ("cuda", "musa")
+_CPU_SPEEDUPS: Final = {("cpu", "fwd"): 8.0, ("cpu", "bwd"): 7.0}
 _PASSES: Final = ("fwd", "bwd", "bwd_ordered")
 CASES: Final = (
-    *(_case(name, _GPU, _PASSES) for name in ("tsa_base", "sca_base", "bev_dec", "ddetr_enc", "ddetr_dec")),
-    *(_case(name, ("cpu",), _PASSES[:2], cpu_speedups={"fwd": 8.0, "bwd": 7.0}) for name in ("ddetr_enc_2778", "tsa_2000")),
+    *(_case(name, GPU, _PASSES) for name in ("tsa_base", "sca_base", "bev_dec", "ddetr_enc", "ddetr_dec")),
+    *(_case(name, ("cpu",), _PASSES[:2], speedups=_CPU_SPEEDUPS) for name in ("ddetr_enc_2778", "tsa_2000")),
 )
 
 
