@@ -17,6 +17,7 @@ from muspace_core.bench import (
     OverheadCase,
     Work,
     collect,
+    draw,
     floors,
     gate,
     overhead,
@@ -64,7 +65,7 @@ def case_of(call=lambda inputs, backend: inputs["x"] * 2, **changes) -> BenchCas
         "work": lambda inputs, pass_: Work(read_bytes=16384, written_bytes=16384, gathered_bytes=32768, scattered_adds=4096),
         "differentiable": ("x",),
         "baseline": lambda inputs: inputs["x"] + inputs["x"],
-        "cpu_speedups": {"fwd": 1e-6},
+        "speedups": {("cpu", "fwd"): 1e-6},
     }
     return BenchCase(**{**values, **changes})
 
@@ -136,6 +137,97 @@ def test_an_error_of_the_operator_is_a_row() -> None:
     assert row["error"] == "RuntimeError: no library" and row["wall_us"] is None
 
 
+def test_whatever_a_case_raises_is_a_row_and_the_others_run() -> None:
+    def broken(inputs, backend):
+        raise KeyError("no such key")
+
+    cases = (case_of(broken, name="first"), case_of(name="second"), case_of(operator="unknown", name="third"))
+    family = collect.Family("toy", "muspace_core", cases, (), {"scale": SPEC})
+    kept = []
+    wanted = collect.selected([family], "cpu", [], ["float32"], ["fwd"])
+    rows = collect.run(wanted, plan_of(), keep=lambda so_far: kept.append(len(so_far)))
+    assert [row["error"] for row in rows] == ["KeyError: 'no such key'", None, "LookupError: toy has no operator unknown"]
+    assert rows[1]["wall_us"] > 0 and kept == [1, 2, 3]
+    assert schema.faults(collect.document([family], plan_of(), rows, [])) == []
+
+
+def test_baseline_that_cannot_run_leaves_ours() -> None:
+    def baseline(inputs):
+        raise RuntimeError("out of memory")
+
+    row = runner.measure(case_of(baseline=baseline), SPEC, "float32", "fwd", plan_of())
+    assert row["wall_us"] > 0 and row["error"] is None and row["speedup"] is None and row["goal_met"] is None
+    assert row["baseline"] == "PyTorch reference: RuntimeError: out of memory"
+
+
+def test_what_is_prepared_is_made_once_per_set_and_not_timed() -> None:
+    made = []
+
+    def prepare(inputs, backend):
+        made.append(backend)
+        return {"x": inputs["x"], "factor": 2}
+
+    case = case_of(
+        lambda inputs, backend: inputs["x"] * inputs["factor"],
+        prepare=prepare,
+        prepare_baseline=lambda inputs: {**inputs, "factor": torch.tensor(2.0)},
+        baseline=lambda inputs: inputs["x"] * inputs["factor"],
+    )
+    for pass_ in ("fwd", "bwd"):
+        row = runner.measure(case, SPEC, "float32", pass_, plan_of(backend="native"))
+        assert row["correct"] and row["wall_us"] > 0 and row["baseline_us"] > 0
+        assert row["working_set_bytes"] == 4096 * 4
+    assert made == ["native"] * 4  # for the gate and for the timing
+
+
+def test_undecided_results_are_left_out_with_their_gradients() -> None:
+    hole = torch.zeros(4096, dtype=torch.bool).index_fill(0, torch.tensor([7]), True)
+    case = case_of(lambda inputs, backend: torch.where(hole, 9.0, 2.0) * inputs["x"], undecided=lambda inputs: {"output": hole})
+    row = runner.measure(case, SPEC, "float32", "bwd", plan_of())
+    assert row["correct"] and row["deviations"] == {"output": 0, "grad_x": 0}
+    assert row["undecided_share"] == pytest.approx(1 / 4096)
+
+
+def test_backward_must_be_reproducible_where_that_is_promised() -> None:
+    counter = itertools.count()
+
+    class Drifting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * (2 + 4e-7 * (next(counter) % 2))
+
+    case = case_of(lambda inputs, backend: Drifting.apply(inputs["x"]))
+    assert runner.measure(case, SPEC, "float32", "bwd", plan_of())["correct"]
+    promised = dataclasses.replace(case, reproducible_backward=True)
+    assert not runner.measure(promised, SPEC, "float32", "bwd", plan_of())["correct"]
+
+
+def test_a_case_may_bring_its_own_limits() -> None:
+    case = case_of(lambda inputs, backend: inputs["x"] * 2.001, tolerances={"float32": Tolerance(1e-3, 1e-3)})
+    row = runner.measure(case, SPEC, "float32", "fwd", plan_of())
+    assert row["correct"] and row["limits"] == {"output": 1e-3}
+    assert runner.measure(case, SPEC, "bfloat16", "fwd", plan_of())["limits"] == {"output": 1e-2}
+
+
+def test_gradient_has_the_layout_of_the_output() -> None:
+    output = torch.zeros(2, 5, 7, 3).permute(0, 3, 1, 2)
+    grad = gate.grad_output(output)
+    assert grad.stride() == output.stride() and torch.equal(grad, gate.grad_output(output.contiguous()))
+
+
+def test_drawn_numbers_depend_on_name_and_shape_alone() -> None:
+    first = draw.normal("a", (3, 5), CPU)
+    assert torch.equal(first, draw.normal("a", (3, 5), CPU)) and not torch.equal(first, draw.normal("b", (3, 5), CPU))
+    long = draw.normal("a", (draw.PERIOD + 2,), CPU)
+    assert torch.equal(long[-2:], long[:2])
+    depth = draw.depth_distribution("a", 2, 7, 3, 4, CPU)
+    assert depth.shape == (2, 7, 3, 4) and torch.allclose(depth.sum(1), torch.ones(2, 3, 4))
+
+
 def test_undecided_elements_are_left_out_and_counted() -> None:
     off = case_of(lambda inputs, backend: inputs["x"] * inputs["x"].sign())
     kink = dataclasses.replace(
@@ -166,7 +258,13 @@ def test_goal_by_graph_and_by_wall() -> None:
     assert runner._goal_met(row, Bar("X", goal_us=100, met_by="wall", allowance_us=25)) is True
     assert runner._goal_met(row, Bar("X", goal_us=100, met_by="wall")) is False
     assert runner._goal_met({**row, "graph_us": None}, Bar("X", goal_us=90)) is None
-    assert runner._goal_met({**row, "goal_speedup": 8.0, "speedup": 9.0}, None) is True
+    faster = {**row, "goal_speedup": 8.0, "speedup": 9.0}
+    assert runner._goal_met(faster, None) is True
+    # An estimate binds nobody: the ratio within the run does.
+    estimate = Bar("X", goal_us=10, met_by="baseline")
+    assert runner._goal_met(faster, estimate) is True
+    assert runner._goal_met({**faster, "speedup": 7.0}, estimate) is False
+    assert runner._goal_met(row, estimate) is None
 
 
 def test_bar_belongs_to_a_device() -> None:
@@ -179,9 +277,10 @@ def test_bar_belongs_to_a_device() -> None:
 def test_sets_rotate_beyond_the_cache_on_a_gpu_only() -> None:
     inputs = {"x": torch.zeros(1 << 18)}
     on_gpu = plan_of(device=torch.device("cuda"), l2_bytes=1 << 20)
-    assert len(runner._copies(inputs, on_gpu)) == 4
-    assert len(runner._copies(inputs, dataclasses.replace(on_gpu, l2_bytes=1 << 30))) == runner.MOST_SETS
-    assert len(runner._copies(inputs, plan_of(l2_bytes=1 << 20))) == 1
+    assert len(runner._copies(case_of(), inputs, on_gpu)) == 4
+    assert len(runner._copies(case_of(most_sets=3), inputs, on_gpu)) == 3
+    assert len(runner._copies(case_of(), inputs, dataclasses.replace(on_gpu, l2_bytes=1 << 30))) == case_of().most_sets
+    assert len(runner._copies(case_of(), inputs, plan_of(l2_bytes=1 << 20))) == 1
 
 
 def test_floors_are_the_slower_of_bytes_and_flops() -> None:
@@ -298,6 +397,31 @@ def test_table_has_a_cell_per_column(document: dict) -> None:
     assert [table.us(value) for value in (None, 1.234, 12.34, 123.4, 1234.5)] == ["-", "1.23", "12.3", "123", "1234"]
 
 
+def test_table_names_the_operator_where_there_are_several(document: dict) -> None:
+    rows = [table.cells(row) for row in document["rows"]]
+    assert table.columns_in_use(rows)[0] == table.COLUMNS.index("case")
+    assert table.columns_in_use([*rows, ("other", *rows[0][1:])])[0] == table.COLUMNS.index("operator")
+
+
+def test_goal_and_memory_in_words(document: dict) -> None:
+    row = {**document["rows"][0], "goal_us": 310.0, "goal_met_by": "baseline", "goal_speedup": 1 / 0.6}
+    row |= {"peak_bytes": 3 << 20, "baseline_peak_bytes": 250 << 20}
+    assert {"×1.67 (estimate 310)", "3.00 (baseline 250)"} <= set(table.cells(row))
+    assert "310" in table.cells({**row, "goal_met_by": "graph"})
+
+
+def test_parts_of_one_machine_are_put_together(document: dict) -> None:
+    part, other = copy.deepcopy(document), copy.deepcopy(document)
+    other["rows"] = [{**other["rows"][0], "wall_us": 5.0}]
+    other["overhead"] = []
+    whole = collect.merged([part, other])
+    assert len(whole["rows"]) == len(document["rows"]) and whole["overhead"] == part["overhead"]
+    assert whole["rows"][0]["wall_us"] == 5.0
+    other["machine"]["cpu"] = "another"
+    with pytest.raises(ValueError, match="machine differ"):
+        collect.merged([part, other])
+
+
 def test_plot_draws_passed_rows_only(document: dict, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot.draw(document, tmp_path / "result.png")
@@ -310,6 +434,15 @@ def test_explicit_case_runs_on_a_device_it_was_not_made_for() -> None:
     family = collect.Family("toy", "muspace_core", (case_of(device_types=("cuda",)),), (), {"scale": SPEC})
     assert collect.selected([family], "cpu", [], [], []) == []
     assert [entry[2:] for entry in collect.selected([family], "cpu", ["small"], ["float32"], ["fwd"])] == [("float32", "fwd")]
+
+
+def test_rows_are_chosen_by_operator_and_not_ordered_twice_on_a_cpu() -> None:
+    cases = (case_of(passes=("bwd", "bwd_ordered"), device_types=("cpu", "cuda")), case_of(operator="other", name="big"))
+    family = collect.Family("toy", "muspace_core", cases, (), {"scale": SPEC})
+    chosen = collect.selected([family], "cpu", [], ["float32"], [], ["scale"])
+    assert [(entry[1].operator, entry[3]) for entry in chosen] == [("scale", "bwd")]
+    chosen = collect.selected([family], "cuda", [], ["float32"], [])
+    assert [entry[3] for entry in chosen] == ["bwd", "bwd_ordered"]
 
 
 def test_determinism_is_restored() -> None:

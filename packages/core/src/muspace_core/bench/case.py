@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator family says about its benchmarks; ``packages/<family>/bench/cases.py`` is made of these."""
+"""What an operator family says about its benchmarks; ``packages/<family>/bench/cases/`` is made of these."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import Any, Final
 
 import torch
 
-Inputs = dict[str, torch.Tensor]
+from muspace_core.spec import Tolerance
+
+#: Tensors by argument name; after ``prepare`` also what a caller computes once, such as a plan.
+Inputs = dict[str, Any]
 
 #: ``bwd_ordered`` is the backward under ``torch.use_deterministic_algorithms(True)``.
 PASSES: Final = ("fwd", "bwd", "bwd_ordered")
+#: Device types of accelerators, and the one on which peers and goals were measured.
+GPU: Final = ("cuda", "musa")
+H200: Final = "NVIDIA H200"
 DTYPE_ALIASES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 SHORT_DTYPES: Final = {name: alias for alias, name in DTYPE_ALIASES.items()}
 
@@ -45,7 +51,8 @@ class Bar:
     """What the best peer reaches and what ours must reach on one device, for one dtype and pass.
 
     ``met_by`` says which column has to meet the goal: ``graph`` (replay) or ``wall`` (eager, back to back), the latter
-    with ``allowance_us`` for the host's share of the call.
+    with ``allowance_us`` for the host's share of the call. With ``baseline`` the goal is an estimate, and what counts is the
+    speed-up over the case's baseline in the same run.
     """
 
     device: str
@@ -62,7 +69,9 @@ class BenchCase:
 
     ``inputs(dtype, device)`` makes the arguments by name; ``call(inputs, backend)`` is the user's call; ``reference`` is
     its meaning and is fed with ``exact(inputs)``: the same numbers in fp64.  ``baseline`` is the best plain PyTorch
-    formulation, timed in the same run; ``undecided(inputs)`` marks gradient elements that the contract leaves open.
+    formulation, timed in the same run; ``undecided(inputs)`` marks elements that the contract leaves open, of an argument's
+    gradient or, as ``output``, of the result (they receive no gradient either).  ``prepare(inputs, backend)`` and
+    ``prepare_baseline(inputs)`` add what a caller computes once and not per call; it is not timed.
     """
 
     family: str
@@ -82,10 +91,18 @@ class BenchCase:
     undecided: Callable[[Inputs], Mapping[str, torch.Tensor]] | None = None
     baseline: Callable[[Inputs], torch.Tensor] | None = None
     baseline_name: str = "PyTorch reference"
+    prepare: Callable[[Inputs, str], Inputs] | None = None
+    prepare_baseline: Callable[[Inputs], Inputs] | None = None
+    #: At most so many input sets take turns on a GPU: where the peers ran on fewer, so do we.
+    most_sets: int = 32
+    #: Whether bits must agree between two runs of ``bwd`` too, as they must of ``fwd`` and ``bwd_ordered``.
+    reproducible_backward: bool = False
+    #: dtype → limits where those of the operator's spec, which are for small shapes, do not hold.
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     #: (dtype, pass) → bars, one per device they were set for.
     bars: Mapping[tuple[str, str], tuple[Bar, ...]] = field(default_factory=dict)
-    #: pass → how many times faster than the baseline ours must be on a cpu.
-    cpu_speedups: Mapping[str, float] = field(default_factory=dict)
+    #: (device type, pass) → how many times faster than the baseline ours must be.
+    speedups: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def bar(self, dtype: str, pass_: str, device_name: str) -> Bar | None:
         """The bar that was set for this device, if one was."""
@@ -96,6 +113,19 @@ class BenchCase:
         if self.exact is not None:
             return self.exact(inputs)
         return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+
+    def prepared(self, inputs: Inputs, backend: str) -> Inputs:
+        """``inputs`` as our call takes them."""
+        return inputs if self.prepare is None else self.prepare(inputs, backend)
+
+    def prepared_baseline(self, inputs: Inputs) -> Inputs:
+        """``inputs`` as the baseline takes them."""
+        return inputs if self.prepare_baseline is None else self.prepare_baseline(inputs)
+
+
+def host_allowance_us(pass_: str, results: int) -> float:
+    """How far an eager time may exceed the goal of its kernels: the host budget of a call, and 3 µs per allocated result."""
+    return (8.0 if pass_ == "fwd" else 20.0) + 3.0 * results
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -7,6 +7,7 @@ import datetime
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +27,8 @@ from muspace_core.spec import OpSpec
 
 METHOD: Final = (
     "mean of back-to-back calls, by device events the median of the batches, by a cpu's performance counter the best batch, "
-    "ours and the baseline in turn; input sets rotate beyond a GPU's L2 cache; bwd is autograd's backward alone; every row "
-    "first passed a comparison with fp64"
+    "ours and the baseline in turn; input sets rotate beyond a GPU's L2 cache, or are three where the peers ran on three; "
+    "bwd is autograd's backward alone; every row first passed a comparison with fp64"
 )
 
 
@@ -43,22 +44,23 @@ class Family:
 
 
 def cases_module(package: str) -> ModuleType:
-    """``<package>._bench_cases`` of a wheel, or ``bench/cases.py`` of the source tree that the package lies in."""
+    """``<package>._bench_cases`` of a wheel, or ``bench/cases/`` of the source tree that the package lies in."""
     name = f"{package}._bench_cases"
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-    file = Path(str(importlib.import_module(package).__file__)).resolve().parents[2] / "bench" / "cases.py"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if not file.is_file() or spec is None or spec.loader is None:
-        raise FileNotFoundError(f"{package} has neither {name} nor {file}")
+    folder = Path(str(importlib.import_module(package).__file__)).resolve().parents[2] / "bench" / "cases"
+    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    if not (folder / "__init__.py").is_file() or spec is None or spec.loader is None:
+        raise FileNotFoundError(f"{package} has neither {name} nor {folder / '__init__.py'}")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        for loaded in [entry for entry in sys.modules if entry == name or entry.startswith(f"{name}.")]:
+            del sys.modules[loaded]
         raise
     return module
 
@@ -83,18 +85,29 @@ def plan(
 
 
 def selected(
-    families: Sequence[Family], device_type: str, cases: Sequence[str], dtypes: Sequence[str], passes: Sequence[str]
+    families: Sequence[Family],
+    device_type: str,
+    cases: Sequence[str],
+    dtypes: Sequence[str],
+    passes: Sequence[str],
+    operators: Sequence[str] = (),
 ) -> list[tuple[Family, BenchCase, str, str]]:
-    """(family, case, dtype, pass) to run; a case named explicitly also runs on a device it was not made for."""
+    """(family, case, dtype, pass) to run; a case named explicitly also runs on a device it was not made for.
+
+    On a cpu every backward is bit-reproducible, so an ordered one would be the same row twice.
+    """
     wanted = []
     for family in families:
         for case in family.cases:
             if (case.name not in cases) if cases else (device_type not in case.device_types):
                 continue
-            for dtype in case.dtypes:
-                for pass_ in case.passes:
-                    if (not dtypes or dtype in dtypes) and (not passes or pass_ in passes):
-                        wanted.append((family, case, dtype, pass_))
+            if operators and case.operator not in operators:
+                continue
+            for dtype, pass_ in itertools.product(case.dtypes, case.passes):
+                if (dtypes and dtype not in dtypes) or (passes and pass_ not in passes):
+                    continue
+                if device_type != "cpu" or pass_ != "bwd_ordered":
+                    wanted.append((family, case, dtype, pass_))
     return wanted
 
 
@@ -108,18 +121,23 @@ def run(
     rows: list[dict[str, Any]] = []
     for family, case, dtype, pass_ in wanted:
         progress(f"{case.operator} {case.name} {dtype} {pass_}")
-        rows.append(measure(case, family.specs[case.operator], dtype, pass_, how))
+        rows.append(measure(case, family.specs.get(case.operator), dtype, pass_, how))
         keep(rows)
     return rows
 
 
 def run_overhead(
-    families: Sequence[Family], how: Plan, progress: Callable[[str], None] = lambda line: None
+    families: Sequence[Family],
+    how: Plan,
+    progress: Callable[[str], None] = lambda line: None,
+    operators: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Host time per call of every family's smallest call."""
+    """Host time per call of every family's smallest calls, or of those of the named operators."""
     rows = []
     for family in families:
         for case in family.overheads:
+            if operators and case.operator not in operators:
+                continue
             progress(f"{case.operator} overhead")
             rows.append(overhead.measure(case, how.device, how.backend, how.quick))
     return rows
@@ -147,6 +165,27 @@ def document(
         "overhead": overheads,
     }
     result = _finite(result)
+    schema.validate(result)
+    return result
+
+
+#: What a row is of.
+IDENTITY: Final = ("family", "operator", "case", "dtype", "pass", "requested_backend")
+
+
+def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One document of runs of parts: a later row replaces an earlier one of the same case; the last document's head stands.
+
+    Raises ``ValueError`` unless all are of one machine and one set of versions.
+    """
+    *_, last = documents
+    for document in documents:
+        for head in ("machine", "versions"):
+            if document[head] != last[head]:
+                raise ValueError(f"{head} differ: {document[head]} and {last[head]}")
+    rows = {tuple(row[name] for name in IDENTITY): row for document in documents for row in document["rows"]}
+    overhead = {(row["family"], row["operator"]): row for document in documents for row in document["overhead"]}
+    result = {**last, "rows": list(rows.values()), "overhead": list(overhead.values())}
     schema.validate(result)
     return result
 

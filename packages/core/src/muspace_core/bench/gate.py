@@ -10,18 +10,24 @@ from typing import Any
 
 import torch
 
+from muspace_core.bench import draw
 from muspace_core.bench.case import BenchCase, Inputs
+from muspace_core.dispatch import DispatchReport, get_last_dispatch_report
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Deviations relative to the reference's peak, by tensor; ``undecided`` is the largest share of elements left out."""
+    """Deviations relative to the reference's peak, by tensor; ``undecided`` is the largest share of elements left out.
+
+    ``report`` is that of our call, before any other operator ran.
+    """
 
     deviations: Mapping[str, float]
     limits: Mapping[str, float]
     undecided: float
     reproducible: bool
     passed: bool
+    report: DispatchReport | None
 
 
 @contextlib.contextmanager
@@ -37,9 +43,9 @@ def determinism(wanted: bool) -> Iterator[None]:
 
 
 def grad_output(output: torch.Tensor) -> torch.Tensor:
-    """A dense, seeded gradient, the same bits for every implementation."""
-    generator = torch.Generator().manual_seed(20261130)
-    return torch.randn(output.shape, generator=generator).to(device=output.device, dtype=output.dtype)
+    """A dense, seeded gradient in the layout of the output, the same numbers for every implementation."""
+    grad = torch.empty_like(output, requires_grad=False)
+    return grad.copy_(draw.normal("gradient", output.shape, output.device, output.dtype))
 
 
 def with_gradients(case: BenchCase, inputs: Inputs) -> Inputs:
@@ -78,19 +84,26 @@ def check(case: BenchCase, inputs: Inputs, backend: str, pass_: str, output_limi
     def call(x: Inputs) -> torch.Tensor:
         return case.call(x, backend)
 
-    with torch.no_grad():
-        upstream = grad_output(call(inputs)) if pass_ != "fwd" else None
+    prepared = case.prepared(inputs, backend)
+    open_ = dict(case.undecided(inputs)) if case.undecided else {}
+    masks = {name if name == "output" else f"grad_{name}": mask for name, mask in open_.items()}
+    upstream = None
+    if pass_ != "fwd":
+        with torch.no_grad():
+            upstream = grad_output(call(prepared))
+        if "output" in masks:
+            upstream = upstream.masked_fill(masks["output"], 0.0)
     with determinism(pass_ == "bwd_ordered"):
-        first = results(case, inputs, call, pass_, upstream)
-        second = results(case, inputs, call, pass_, upstream)
+        first = results(case, prepared, call, pass_, upstream)
+        report = get_last_dispatch_report()
+        second = results(case, prepared, call, pass_, upstream)
     reproducible = all(torch.equal(first[name], second[name]) for name in first)
-    del second
+    del second, prepared
     exact_upstream = upstream.double() if upstream is not None else None
     expected = results(case, case.exact_inputs(inputs), case.reference, pass_, exact_upstream)
-    masks = {f"grad_{name}": mask for name, mask in (case.undecided(inputs) if case.undecided else {}).items()}
     deviations = {name: deviation(first[name], expected[name], masks.get(name)) for name in first}
     limits = {name: output_limit if name == "output" else grad_limit for name in first}
     share = max((float(mask.double().mean()) for name, mask in masks.items() if name in first), default=0.0)
-    promised = pass_ in ("fwd", "bwd_ordered")
+    promised = pass_ in ("fwd", "bwd_ordered") or case.reproducible_backward
     passed = all(deviations[name] <= limits[name] for name in deviations) and (reproducible or not promised)
-    return Verdict(deviations, limits, share, reproducible, passed)
+    return Verdict(deviations, limits, share, reproducible, passed, report)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from muspace_core.bench.case import SHORT_DTYPES
 
 COLUMNS: Final = (
-    "case", "dtype", "pass", "route", "deviation", "wall µs", "graph µs", "baseline", "peer µs", "goal", "met",
+    "operator", "case", "dtype", "pass", "route", "deviation", "wall µs", "graph µs", "baseline", "peer µs", "goal", "met",
     "DRAM floor", "cache floor", "peak MiB",
 )  # fmt: skip
 OVERHEAD_COLUMNS: Final = (
@@ -18,7 +18,8 @@ OVERHEAD_COLUMNS: Final = (
 )  # fmt: skip
 LEGEND: Final = (
     "deviation: largest over the reference's peak (limit). baseline: how many times faster than plain PyTorch in this run. "
-    "floors: µs and our best time over it; reuse in L1 or sums in registers can go below the cache floor."
+    "floors: µs and our best time over it; reuse in L1 or sums in registers can go below the cache floor. peak: most device "
+    "memory that one call holds beyond its inputs."
 )
 
 
@@ -47,14 +48,27 @@ def _floor(floor: float | None, over: float | None) -> str:
     return us(floor) + (f" ×{over:.2f}" if over is not None else "")
 
 
+def _goal(row: dict[str, Any]) -> str:
+    time = us(row["goal_us"]) if row["goal_us"] is not None else ""
+    if row["goal_speedup"] is None or (time and row["goal_met_by"] != "baseline"):
+        return time or "-"
+    return f"×{row['goal_speedup']:.3g}" + (f" (estimate {time})" if time else "")
+
+
+def _mebibytes(value: int | None) -> str:
+    return "-" if value is None else us(value / 2**20)
+
+
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """One row of the table."""
-    goal = us(row["goal_us"]) if row["goal_us"] is not None else f"×{row['goal_speedup']:g}" if row["goal_speedup"] else "-"
     baseline = f"×{row['speedup']:.1f} ({us(row['baseline_us'])})" if row["speedup"] is not None else "-"
     peer = f"{us(row['peer_us'])} {row['peer'] or ''}".strip()
     met = {True: "yes", False: "no", None: "-"}[row["goal_met"]]
-    peak = f"{row['peak_bytes'] / 2**20:.0f}" if row["peak_bytes"] is not None else "-"
+    peak = _mebibytes(row["peak_bytes"])
+    if row.get("baseline_peak_bytes") is not None:
+        peak += f" (baseline {_mebibytes(row['baseline_peak_bytes'])})"
     return (
+        row["operator"],
         row["case"],
         SHORT_DTYPES.get(row["dtype"], row["dtype"]),
         row["pass"].replace("_", " "),
@@ -64,7 +78,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         us(row["graph_us"]),
         baseline,
         peer,
-        goal,
+        _goal(row),
         met,
         _floor(row["dram_floor_us"], row["over_dram_floor"]),
         _floor(row["cache_floor_us"], row["over_cache_floor"]),
@@ -95,5 +109,6 @@ def title(document: dict[str, Any]) -> str:
 
 
 def columns_in_use(rows: Sequence[tuple[str, ...]]) -> list[int]:
-    """Columns that say something in at least one row."""
-    return [i for i in range(len(COLUMNS)) if any(row[i] != "-" for row in rows)]
+    """Columns that say something in at least one row; the operator only where there is more than one."""
+    used = [i for i in range(len(COLUMNS)) if any(row[i] != "-" for row in rows)]
+    return used if len({row[0] for row in rows}) > 1 else used[1:]

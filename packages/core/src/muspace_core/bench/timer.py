@@ -8,6 +8,7 @@ would stay in the L2 cache.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import time
@@ -24,18 +25,20 @@ SETTLE_SECONDS: Final = 0.005
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: batches of at least ``batch_seconds`` each."""
+    """How long to measure: batches of at least ``batch_seconds`` each, fewer where they last longer than ``most_seconds``."""
 
     batches: int = 7
     batch_seconds: float = 0.02
     most_calls: int = 2000
+    least_batches: int = 3
+    most_seconds: float = 5.0
 
     @staticmethod
     def for_device(device: torch.device, quick: bool = False) -> Effort:
         """Enough for a 1 % spread on an idle GPU; on a cpu many short batches, one of which runs undisturbed."""
         if quick:
             return Effort(batches=3, batch_seconds=0.005)
-        return Effort() if device.type != "cpu" else Effort(batches=21, batch_seconds=0.01)
+        return Effort() if device.type != "cpu" else Effort(batches=21, batch_seconds=0.01, least_batches=7, most_seconds=10.0)
 
 
 @dataclass(frozen=True)
@@ -102,12 +105,15 @@ class _Series:
         return Timing(statistics.median(means), min(means), max(means), len(means), self._count * self._per_run)
 
 
-def _measure(series: Sequence[_Series], batches: int) -> list[Timing]:
+def _measure(series: Sequence[_Series], effort: Effort) -> list[Timing]:
     """One batch of each in turn, so that a disturbance of the machine hits all of them."""
     collecting = gc.isenabled()
     gc.disable()
+    begin = time.perf_counter()
     try:
-        for _ in range(batches):
+        for done in range(effort.batches):
+            if done >= effort.least_batches and time.perf_counter() - begin > effort.most_seconds:
+                break
             for entry in series:
                 entry.batch()
     finally:
@@ -132,7 +138,7 @@ def time_calls(calls: Sequence[Call], device: torch.device, effort: Effort) -> T
 
 def time_alternately(contenders: Sequence[Sequence[Call]], device: torch.device, effort: Effort) -> list[Timing]:
     """Several implementations, a batch of each in turn: the fair way to get a ratio on a shared machine."""
-    return _measure([_eager(calls, device, effort) for calls in contenders], effort.batches)
+    return _measure([_eager(calls, device, effort) for calls in contenders], effort)
 
 
 def time_graph(build: Callable[[], Sequence[Call]], device: torch.device, effort: Effort) -> tuple[Timing | None, str | None]:
@@ -164,10 +170,18 @@ def time_graph(build: Callable[[], Sequence[Call]], device: torch.device, effort
                     graph.replay()
 
             series = _Series(run, device, effort, multiple=1, per_run=rounds * len(calls))
-            return _measure([series], effort.batches)[0], None
-    except RuntimeError as error:
+            return _measure([series], effort)[0], None
+    except Exception as error:  # the eager times stand, whatever the capture objects to
         synchronize(device)
-        return None, str(error).splitlines()[0]
+        return None, (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def release_memory(device: torch.device) -> None:
+    """Gives what a failed row left behind back to the device, as far as that works."""
+    gc.collect()
+    if device.type != "cpu":
+        with contextlib.suppress(RuntimeError):
+            device_module(device).empty_cache()
 
 
 def peak_memory(call: Call, device: torch.device) -> int | None:

@@ -25,6 +25,7 @@ is 1. `bwd` is the backward alone, `ordered` the backward under torch.use_determ
 examples:
   mu-space bench                                  every case made for this device
   mu-space bench --case tsa_base --dtype fp32     one case
+  mu-space bench --only bev_pool_v2               one operator
   mu-space bench --overhead                       host time per call
   mu-space bench --json result.json --plot result.png
   mu-space bench --list
@@ -34,6 +35,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     several: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME"}
     parser.add_argument("--family", **several, help="operator family (default: all that are installed)")
+    parser.add_argument("--only", dest="operators", **several, help="operator (default: all of the families)")
     parser.add_argument("--case", **several, help="case (default: those made for the device)")
     parser.add_argument("--dtype", **several, help="fp32, bf16, fp16 or fp64")
     parser.add_argument("--pass", dest="passes", **several, help="fwd, bwd or ordered")
@@ -83,14 +85,21 @@ def load_families(names: Sequence[str]) -> list[Any]:
         return collect.load(available[name] for name in (names or available))
 
 
+def selected(args: argparse.Namespace, device_type: str, loaded: Sequence[Any]) -> list[Any]:
+    """The rows that the options ask for."""
+    from muspace_core.bench import collect
+
+    passes = [PASSES[name] for name in args.passes]
+    return collect.selected(loaded, device_type, args.case, [_long(name) for name in args.dtype], passes, args.operators)
+
+
 def measure(args: argparse.Namespace, device: Any, loaded: Sequence[Any]) -> dict[str, Any]:
     """The result document for parsed arguments."""
     from muspace_core.bench import collect
 
     wanted = []
     if not args.overhead:
-        passes = [PASSES[name] for name in args.passes]
-        wanted = collect.selected(loaded, device.type, args.case, [_long(name) for name in args.dtype], passes)
+        wanted = selected(args, device.type, loaded)
         if not wanted:
             raise UsageError(f"no case fits --device {device.type} with these options; --list shows the cases")
     if device.type != "cpu":
@@ -104,7 +113,7 @@ def measure(args: argparse.Namespace, device: Any, loaded: Sequence[Any]) -> dic
             _write(collect.document(loaded, plan, so_far, []), args.json)
 
     rows = collect.run(wanted, plan, _progress, keep)
-    overheads = collect.run_overhead(loaded, plan, _progress) if args.overhead else []
+    overheads = collect.run_overhead(loaded, plan, _progress, args.operators) if args.overhead else []
     _progress("")
     return collect.document(loaded, plan, rows, overheads)
 
@@ -163,6 +172,14 @@ def _check_arguments(args: argparse.Namespace) -> None:
     _known("dtype", args.dtype, [*DTYPE_ALIASES, *DTYPE_ALIASES.values()])
 
 
+def check_filters(args: argparse.Namespace, loaded: Sequence[Any]) -> None:
+    """Refuses values of the filtering options that nothing has."""
+    _check_arguments(args)
+    cases = [case for family in loaded for case in family.cases]
+    _known("operator", args.operators, [case.operator for case in cases])
+    _known("case", args.case, [case.name for case in cases])
+
+
 def show(document: dict[str, Any]) -> None:
     """Prints the tables of a result document."""
     from muspace_core.bench import table
@@ -179,18 +196,17 @@ def show(document: dict[str, Any]) -> None:
 
 def _list(loaded: Sequence[Any]) -> int:
     rows = [
-        (family.name, case.name, "/".join(case.device_types), case.shape, ", ".join(case.passes), case.source)
+        (family.name, case.operator, case.name, "/".join(case.device_types), case.shape, ", ".join(case.passes), case.source)
         for family in loaded
         for case in family.cases
     ]
-    text.table("", ("family", "case", "devices", "shape", "passes", "source"), rows)
+    text.table("", ("family", "operator", "case", "devices", "shape", "passes", "source"), rows)
     return 0
 
 
 def main(args: argparse.Namespace) -> int:
-    _check_arguments(args)
     loaded = load_families(args.family)
-    _known("case", args.case, [case.name for family in loaded for case in family.cases])
+    check_filters(args, loaded)
     if args.list:
         return _list(loaded)
     device = choose_device(args.device)
@@ -208,10 +224,10 @@ def main(args: argparse.Namespace) -> int:
         show(document)
         if args.json:
             _write(document, args.json)
-    failed = [row for row in document["rows"] if not row["correct"]]
+    failed = [row for row in document["rows"] if not row["correct"] or row["error"]]
     for row in failed:
         why = row["error"] or f"the correctness gate failed: {row['deviations']} against {row['limits']}"
-        print(f"mu-space bench: {row['case']} {row['dtype']} {row['pass']}: {why}", file=sys.stderr)
+        print(f"mu-space bench: {row['operator']} {row['case']} {row['dtype']} {row['pass']}: {why}", file=sys.stderr)
     if args.plot:
         from muspace_core.bench import plot
 
