@@ -79,7 +79,13 @@ def test_the_oracle_is_a_stranger(family: str) -> None:
     oracles = [p for p in (PACKAGES / family / "tests").rglob("*.py") if "oracle" in p.name and not p.name.startswith("test_")]
     assert oracles
     for path in oracles:
-        assert {name.split(".")[0] for name in _imports(path)} <= {"numpy", "__future__", "collections", "dataclasses", "math"}, path.name
+        assert {name.split(".")[0] for name in _imports(path)} <= {
+            "numpy",
+            "__future__",
+            "collections",
+            "dataclasses",
+            "math",
+        }, path.name
 
 
 @pytest.mark.parametrize("package", ["core", "muspace", *FAMILIES])
