@@ -13,6 +13,11 @@ template <class T>
 MSP_DEVICE T atomic_add(T* address, T value) {
   return atomicAdd(address, value);
 }
+/// Stores `value` if `expected` is there; returns what was there.
+template <class T>
+MSP_DEVICE T atomic_compare_swap(T* address, T expected, T value) {
+  return atomicCAS(address, expected, value);
+}
 #if defined(MSP_BACKEND_MUSA)
 // No public MUSA code uses an integer minimum or maximum; compare-and-swap is proven.
 MSP_DEVICE int atomic_min(int* address, int value) {
@@ -50,6 +55,11 @@ template <class T>
 MSP_DEVICE T atomic_add(T* address, T value) {
   return atomic_update(address, [=](T old) { return static_cast<T>(old + value); });
 }
+template <class T>
+MSP_DEVICE T atomic_compare_swap(T* address, T expected, T value) {
+  __atomic_compare_exchange(address, &expected, &value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
 MSP_DEVICE int atomic_min(int* address, int value) {
   return atomic_update(address, [=](int old) { return old < value ? old : value; });
 }
@@ -57,6 +67,14 @@ MSP_DEVICE int atomic_max(int* address, int value) {
   return atomic_update(address, [=](int old) { return old > value ? old : value; });
 }
 #endif
+
+MSP_DEVICE void atomic_or(int* address, int bits) {
+  int old = *address;
+  for (int seen; (old | bits) != old; old = seen) {
+    seen = atomic_compare_swap(address, old, old | bits);
+    if (seen == old) break;
+  }
+}
 
 /// address[i] += values[i] in global memory, i < kCount; 16-byte aligned when kCount is a multiple of 4.
 template <int kCount>

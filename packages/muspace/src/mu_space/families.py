@@ -22,7 +22,23 @@ ENTRY_POINT_GROUP: Final = "muspace.families"
 
 #: Public names of the wheels of this release, so that a missing wheel can be named without importing anything.
 KNOWN: Final[dict[str, tuple[str, ...]]] = {
-    "msda": ("multi_scale_deformable_attn", "MultiScaleDeformableAttention"),
+    "bevpool": (
+        "PoolPlan",
+        "bev_pool",
+        "bev_pool_plan",
+        "bev_pool_v2",
+        "bev_pool_v2_plan",
+        "bev_pool_v2_ranks",
+        "flash_bevpool",
+        "flash_bevpool_sca",
+        "voxel_pool_depth",
+        "voxel_pool_depth_plan",
+        "voxel_pooling_inference",
+        "voxel_pooling_inference_plan",
+        "voxel_pooling_train",
+        "voxel_pooling_train_plan",
+    ),
+    "msda": ("multi_scale_deformable_attn", "deformable_aggregation", "MultiScaleDeformableAttention"),
 }
 #: Names that every wheel has of its own and that therefore mean nothing without it.
 PER_WHEEL: Final = ("SPECS", "why_not")

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// FFI exports of the sums per cell and of their gradients: checks, call of the launcher.
+#include "cell_pool_checks.h"
+
+namespace muspace::bevpool {
+namespace {
+
+/// [count, channels], or [images, channels, pixels] with count = images * pixels.
+struct Matrix {
+  void* data;
+  Storage type;
+  int64_t count, channels, pixels;
+
+  Rows rows() const { return Rows{data, type, count, channels, pixels}; }
+  Cells cells() const { return Cells{data, type, count, channels, pixels}; }
+};
+
+Matrix matrix_of(const TensorView& tensor, const char* name, Storage type, DLDevice device) {
+  ffi::check_same_device(tensor, name, device);
+  ffi::check_dense(tensor, name);
+  Matrix matrix{ffi::data_of(tensor), type, 0, 0, 0};
+  if (tensor.ndim() == 2) {
+    matrix.count = tensor.size(0), matrix.channels = tensor.size(1);
+  } else if (tensor.ndim() == 3) {
+    matrix.count = tensor.size(0) * tensor.size(2), matrix.channels = tensor.size(1), matrix.pixels = tensor.size(2);
+  } else {
+    TVM_FFI_THROW(ValueError) << name << ": expected 2 or 3 dimensions, got shape "
+                              << ffi::shape_text(ffi::sizes_of(tensor));
+  }
+  check_count(matrix.count, name);
+  return matrix;
+}
+
+Matrix cells_of(const TensorView& tensor, const char* name, DLDevice device) {
+  const Storage type = row_storage(tensor, name);
+  return matrix_of(tensor, name, type, device);
+}
+
+Weights weights_of(const TensorView& weights, Storage row_type, DLDevice device) {
+  if (is_absent(weights)) return Weights{nullptr, Storage::f32, 0};
+  ffi::check_rank(weights, "weights", 1);
+  check_like(weights, "weights", weights.dtype(), {weights.size(0)}, device);
+  check_count(weights.size(0), "weights");
+  return Weights{ffi::data_of(weights), ffi::companion_storage(weights, "weights", row_type), weights.size(0)};
+}
+
+void check_channels(const Matrix& rows, const Matrix& cells, const char* name) {
+  if (rows.channels == cells.channels) return;
+  TVM_FFI_THROW(ValueError) << name << ": expected " << rows.channels << " channels like the rows, got "
+                            << cells.channels;
+}
+
+Storage storage_of_bits(int64_t bits, const char* name) {
+  if (bits == 16) return Storage::f16;
+  if (bits == 32) return Storage::f32;
+  if (bits == 64) return Storage::f64;
+  TVM_FFI_THROW(ValueError) << name << ": expected 16, 32 or 64, got " << bits;
+}
+
+/// For sizes, which depend only on whether there are weights.
+Weights stated_weights(bool weighted) {
+  static const float one = 1;
+  return Weights{weighted ? &one : nullptr, Storage::f32, 0};
+}
+
+int64_t pool_workspace(int64_t rows, int64_t channels, int64_t row_pixels, int64_t cells, int64_t cell_pixels,
+                       int64_t points, int64_t weighted, int64_t row_bits, int64_t output_bits) {
+  return pool_workspace_bytes(Rows{nullptr, storage_of_bits(row_bits, "row_bits"), rows, channels, row_pixels},
+                              stated_weights(weighted != 0),
+                              Cells{nullptr, storage_of_bits(output_bits, "output_bits"), cells, channels, cell_pixels},
+                              points);
+}
+
+int64_t gather_workspace(int64_t cells, int64_t channels, int64_t cell_pixels, int64_t points, int64_t output_bits) {
+  return gather_workspace_bytes(
+      Cells{nullptr, storage_of_bits(output_bits, "output_bits"), cells, channels, cell_pixels}, points);
+}
+
+int64_t backward_workspace(int64_t rows, int64_t channels, int64_t row_pixels, int64_t cells, int64_t cell_pixels,
+                           int64_t points, int64_t row_bits, int64_t output_bits) {
+  return pool_backward_workspace_bytes(
+      Rows{nullptr, storage_of_bits(row_bits, "row_bits"), rows, channels, row_pixels}, stated_weights(true),
+      Cells{nullptr, storage_of_bits(output_bits, "output_bits"), cells, channels, cell_pixels}, points);
+}
+
+void check_plan(const TensorView& plan, const char* name, int64_t points, int64_t cells, bool weighted,
+                DLDevice device) {
+  ffi::check_dtype(plan, name, kDLInt, 32);
+  check_buffer(plan, name, 4 * plan_words(points, cells, weighted), device);
+}
+
+void pool(TensorView output, TensorView rows, TensorView weights, TensorView plan, int64_t points, int64_t launch,
+          TensorView workspace, int64_t ctx) {
+  const DLDevice device = ffi::check_device(output, "output");
+  const Matrix cells = cells_of(output, "output", device), source = cells_of(rows, "rows", device);
+  const Weights weight = weights_of(weights, source.type, device);
+  check_channels(source, cells, "output");
+  check_count(points, "points");
+  if (launch < 0 || launch > static_cast<int64_t>(PoolLaunch::packed)) {
+    TVM_FFI_THROW(ValueError) << "launch: expected a code of 0 to 3, got " << launch;
+  }
+  const Place place{device.device_id, ctx};
+  if (cells.count == 0 || cells.channels == 0) return;
+  if (source.count == 0 || points == 0) return ffi::fill_zero(output, place);
+  check_plan(plan, "plan", points, cells.count, weight.data != nullptr, device);
+  check_buffer(workspace, "workspace", pool_workspace_bytes(source.rows(), weight, cells.cells(), points), device);
+  raise_unless_ok(launch_pool(source.rows(), weight, int32_data(plan), points, cells.cells(),
+                              static_cast<PoolLaunch>(launch), ffi::data_of(workspace), place));
+}
+
+void gather(TensorView grad_rows, TensorView grad_output, TensorView keys, TensorView workspace, int64_t ctx) {
+  const DLDevice device = ffi::check_device(grad_rows, "grad_rows");
+  ffi::check_rank(grad_rows, "grad_rows", 2);
+  const Matrix target = cells_of(grad_rows, "grad_rows", device), cells = cells_of(grad_output, "grad_output", device);
+  check_channels(target, cells, "grad_output");
+  check_like(keys, "keys", kInt32, {target.count}, device);
+  const Place place{device.device_id, ctx};
+  if (target.count == 0 || target.channels == 0) return;
+  if (cells.count == 0) return ffi::fill_zero(grad_rows, place);
+  check_buffer(workspace, "workspace", gather_workspace_bytes(cells.cells(), target.count), device);
+  raise_unless_ok(launch_gather(cells.cells(), int32_data(keys), target.count, target.data, target.type,
+                                ffi::data_of(workspace), place));
+}
+
+void check_frustum(int64_t points, int64_t rows, int64_t weights, int64_t depth_bins, int64_t pixels) {
+  const bool known = depth_bins > 0 && pixels > 0 && points % (depth_bins * pixels) == 0;
+  if (known && rows == points / depth_bins && weights == points) return;
+  TVM_FFI_THROW(ValueError) << "keys: expected images * depth_bins * pixels points with as many weights and images * "
+                            << "pixels rows, got " << points << " points, " << weights << " weights, " << rows
+                            << " rows, depth_bins " << depth_bins << " and pixels " << pixels;
+}
+
+/// fp32, or fp64 for fp64 rows.
+DLDataType gradient_dtype(Storage type) {
+  return DLDataType{kDLFloat, static_cast<uint8_t>(type == Storage::f64 ? 64 : 32), 1};
+}
+
+void backward(TensorView grad_rows, TensorView grad_weights, TensorView grad_output, TensorView rows,
+              TensorView weights, TensorView keys, TensorView row_plan, int64_t depth_bins, int64_t pixels,
+              int64_t route, int64_t depth_warp, TensorView workspace, int64_t ctx) {
+  const DLDevice device = ffi::check_device(grad_rows, "grad_rows");
+  const Matrix source = cells_of(rows, "rows", device), cells = cells_of(grad_output, "grad_output", device);
+  const Weights weight = weights_of(weights, source.type, device);
+  check_channels(source, cells, "grad_output");
+  ffi::check_rank(keys, "keys", 1);
+  const int64_t points = keys.size(0);
+  check_count(points, "points");
+  check_like(keys, "keys", kInt32, {points}, device);
+  ffi::check_route(route, 3);
+  const auto code = static_cast<WeightRoute>(route);
+  const DLDataType dtype = rows.dtype();
+  if (rows.ndim() == 3) {
+    check_like(grad_rows, "grad_rows", dtype, {rows.size(0), rows.size(1), rows.size(2)}, device);
+  } else {
+    check_like(grad_rows, "grad_rows", dtype, {rows.size(0), rows.size(1)}, device);
+  }
+  check_like(grad_weights, "grad_weights", gradient_dtype(source.type),
+             {code == WeightRoute::per_point ? points : weight.count}, device);
+  const Place place{device.device_id, ctx};
+  if (source.count == 0 || source.channels == 0 || weight.count == 0 || points == 0 || cells.count == 0) {
+    ffi::fill_zero(grad_rows, place);
+    ffi::fill_zero(grad_weights, place);
+    return;
+  }
+  const bool frustum = is_absent(row_plan);
+  if (frustum) {
+    check_frustum(points, source.count, weight.count, depth_bins, pixels);
+  } else {
+    check_plan(row_plan, "row_plan", points, source.count, true, device);
+  }
+  check_buffer(workspace, "workspace",
+               pool_backward_workspace_bytes(source.rows(), weight, cells.cells(), points), device);
+  const PoolGradients gradients{cells.cells(), ffi::data_of(grad_rows), ffi::data_of(grad_weights)};
+  raise_unless_ok(launch_pool_backward(source.rows(), weight, int32_data(keys), frustum ? nullptr : int32_data(row_plan),
+                                       points, depth_bins, pixels, code, depth_warp != 0, gradients,
+                                       ffi::data_of(workspace), place));
+}
+
+}  // namespace
+}  // namespace muspace::bevpool
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(cell_pool_workspace, muspace::bevpool::pool_workspace)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(cell_pool, muspace::bevpool::pool)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(cell_pool_gather_workspace, muspace::bevpool::gather_workspace)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(cell_pool_gather, muspace::bevpool::gather)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(cell_pool_backward_workspace, muspace::bevpool::backward_workspace)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(cell_pool_backward, muspace::bevpool::backward)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that callers hold as ints, sequences or tensors, read from a device once per tensor and not once per call."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from muspace_core import checks
+from muspace_core.register import takes_direct_path
+from torch.utils.weak import WeakTensorKeyDictionary
+
+#: tensor -> (version, numbers); models keep such sizes in buffers, and reading one waits for the device.
+_READ: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _from_tensor(argument: str, value: torch.Tensor) -> list[Any]:
+    if not takes_direct_path((value,)):
+        return value.reshape(-1).tolist()
+    checks.memory(argument, value)  # torch would crash on reading none
+    if value.is_cpu:
+        return value.reshape(-1).tolist()
+    found = _READ.get(value)
+    version = None if value.is_inference() else value._version
+    if found is None or version is None or found[0] != version:
+        found = _READ[value] = (version, value.reshape(-1).tolist())
+    return found[1]
+
+
+def _sequence(argument: str, value: Any, counts: tuple[int, ...], kind: str, accept: Callable[[Any], bool]) -> tuple[Any, ...]:
+    expected = f"{' or '.join(map(str, counts))} {kind}".strip()
+    if isinstance(value, torch.Tensor):
+        found: Sequence[Any] = _from_tensor(argument, value)
+    elif isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        raise TypeError(f"{argument}: expected {expected}, got {value!r}")
+    else:
+        found = [item.item() if isinstance(item, torch.Tensor) and item.numel() == 1 else item for item in value]
+    if not all(accept(item) for item in found):
+        raise TypeError(f"{argument}: expected {expected}, got {found!r}")
+    if counts and len(found) not in counts:
+        raise checks.fail(argument, expected, list(found))
+    return tuple(found)
+
+
+def _is_integer(item: Any) -> bool:
+    return isinstance(item, (numbers.Integral, torch.SymInt)) and not isinstance(item, bool)
+
+
+def _is_number(item: Any) -> bool:
+    return isinstance(item, numbers.Real) and not isinstance(item, bool)
+
+
+def sizes(argument: str, value: Any, *counts: int) -> tuple[int, ...]:
+    """``counts`` non-negative integers (one of several lengths) from a sequence or tensor, in order."""
+    found = _sequence(argument, value, counts, "integers", _is_integer)
+    if any(item < 0 for item in found):
+        raise checks.fail(argument, "sizes of at least 0", list(found))
+    # a symbolic size must stay one: int() would make it a constant of the graph
+    return tuple(item if isinstance(item, torch.SymInt) else int(item) for item in found)  # type: ignore[misc]
+
+
+def reals(argument: str, value: Any, *counts: int) -> tuple[float, ...]:
+    """``counts`` finite numbers (one of several lengths, any number without one) from a sequence or tensor, in order."""
+    found = tuple(float(item) for item in _sequence(argument, value, counts, "numbers", _is_number))
+    if not all(abs(item) < float("inf") for item in found):
+        raise checks.fail(argument, "finite numbers", list(found))
+    return found
+
+
+def size(argument: str, value: Any) -> int:
+    """One non-negative integer from an int or a 0-dim tensor."""
+    if isinstance(value, torch.Tensor):
+        found = _from_tensor(argument, value)
+        if len(found) != 1:
+            raise checks.fail(argument, "an integer", f"shape {list(value.shape)}")
+        value = found[0]
+    if not _is_integer(value):
+        raise TypeError(f"{argument}: expected an integer, got {value!r}")
+    if value < 0:
+        raise checks.fail(argument, "a size of at least 0", value)
+    return value if isinstance(value, torch.SymInt) else int(value)  # type: ignore[return-value]

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flash_bevpool: checks in the caller's words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from muspace_core import checks, environment
+from muspace_core.register import takes_direct_path
+
+from muspace_bevpool import _autograd, _host, _reference
+
+_DISPATCHER = _autograd.DISPATCHERS["flash_bevpool"]
+Numbers = torch.Tensor | Sequence[float]
+
+
+def flash_bevpool(
+    image_feats: torch.Tensor,
+    depth_params: torch.Tensor,
+    projection_matrices: torch.Tensor,
+    feature_size: Any,
+    image_size: Numbers,
+    roi_range: Numbers,
+    grid_size: Numbers,
+    depth_distribution: int = 0,
+    use_shared_memory: bool = True,
+    optimize_z_precompute: bool = True,
+    use_warp_kernel: bool = False,
+    use_vectorized_load: bool = False,
+    epsilon: float = 1e-6,
+    depth_weight_threshold: float = 1e-6,
+    *,
+    backend: str = "auto",
+) -> torch.Tensor:
+    r"""FlashBEV's fused view transform: every cell samples the images it projects into and trusts them as far as depth agrees.
+
+    For every camera and height the cell centre is projected to ``(u, v, d)``; where ``d > 0`` and the pixel lies on the map
+    (``0 <= u < W``, ``0 <= v < H``, pixel centres on integers, far corner clamped), mean :math:`\mu`, scale and features
+    :math:`F` are interpolated. With :math:`s = scale + epsilon`, :math:`z = (d - \mu) / s`:
+
+    .. math:: w = e^{-z^2/2} / s \quad\text{or}\quad w = e^{-|z|} / (2 s), \qquad
+              out = \frac{1}{count} \sum_{w \ge threshold} w\, F
+
+    ``count`` is the number of samples kept (not the sum of the weights). Geometry and sums are fp32 for 16-bit and fp32
+    features, fp64 for fp64.
+
+    Args:
+        image_feats: ``[B, N, H, W, C]``; float32, bfloat16, float16, or float64 (cpu). Decides the dtype of the result.
+        depth_params: ``[B, N, H, W, 2]`` (mean, scale) in metres, its own dtype.
+        projection_matrices: ``[B, N, 3, 4]`` or ``[B, N, 4, 4]`` (the top three rows count), ego frame to image pixels.
+        feature_size: ``[B, N, 2]`` or ``(h, w)``, must equal (H, W); ``None`` takes them from the features. A tensor in device
+            memory is looked at only under ``MUSPACE_CHECK=1``.
+        image_size: ``(h, w)`` of the images that the projections map to.
+        roi_range: ``(x_min, x_max, y_min, y_max, z_min, z_max)`` in metres.
+        grid_size: ``(X, Y, Z)``. Sizes in device memory are read once per tensor, which waits for the device.
+        depth_distribution: 0 Gaussian, 1 Laplace.
+        use_shared_memory, optimize_z_precompute, use_warp_kernel, use_vectorized_load: accepted for compatibility, ignored.
+        epsilon: added to the scale and least divisor of the projection.
+        depth_weight_threshold: samples of a smaller weight are dropped; so are those of a weight that is not finite.
+        backend: ``auto``, ``native``, ``cpu``, ``cuda``, ``hip``, ``musa``, ``emu`` or ``reference``.
+
+    Returns:
+        ``[B, Y, X, C]``. Differentiable once in ``image_feats`` and ``depth_params`` (count and threshold are constants;
+        upstream's depth gradient is not a derivative); the geometry receives no gradient.
+
+    Raises:
+        TypeError: not a tensor, or a dtype that is not accepted.
+        ValueError: wrong rank, size, device or number.
+        BackendUnavailable: a named backend cannot run the call, or strict mode forbids the fallback.
+
+    Determinism: the forward is bit-reproducible. The backward is on cpu; on a GPU gradients end in fp32 atomics unless
+    ``torch.use_deterministic_algorithms(True)`` held when the forward ran.
+
+    Example:
+        >>> import torch
+        >>> from muspace_bevpool import flash_bevpool
+        >>> camera = torch.tensor([[[[8.0, -8.0, 0.0, 0.0], [8.0, 0.0, -8.0, 0.0], [1.0, 0.0, 0.0, 0.0]]]])  # looks along x
+        >>> feats, depth = torch.ones(1, 1, 4, 4, 3), torch.tensor([6.0, 2.0]).expand(1, 1, 4, 4, 2)
+        >>> flash_bevpool(feats, depth, camera, None, (16, 16), (0, 10, -5, 5, -1, 1), (10, 10, 2)).shape
+        torch.Size([1, 10, 10, 3])
+    """
+    checks.tensors(image_feats=image_feats, depth_params=depth_params, projection_matrices=projection_matrices)
+    checks.rank("image_feats", image_feats, "B N H W C")
+    checks.storage("image_feats", image_feats)
+    batch, cameras, height, width, _ = image_feats.shape
+    checks.rank("depth_params", depth_params, "B N H W 2")
+    checks.shape("depth_params", depth_params, "B N H W 2", (batch, cameras, height, width, 2))
+    checks.companion("depth_params", depth_params, "image_feats", image_feats)
+    projections = projection_rows(projection_matrices, image_feats, batch, cameras)
+    _check_feature_size(feature_size, batch, cameras, height, width)
+    image, roi, grid = region(image_size, roi_range, grid_size, 6, 3)
+    distribution, epsilon, threshold = _parameters(depth_distribution, epsilon, depth_weight_threshold)
+    tensors = (image_feats, depth_params, projections)
+    scalars: tuple[Any, ...] = (image, roi, grid, distribution, epsilon, threshold)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return _DISPATCHER.run(
+        backend,
+        image_feats,
+        lambda selected: _autograd.flash_bevpool(*tensors, *scalars, selected, deterministic),
+        lambda: _reference.flash_bevpool(*tensors, *scalars),
+        (image_feats.shape, grid, image_feats.dtype, deterministic),
+    )
+
+
+def region(
+    image_size: Numbers, roi_range: Numbers, grid_size: Numbers, *counts: int
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, ...]]:
+    """Image size, range and grid as numbers; ``counts`` are their lengths where the range has a z axis."""
+    image = _host.reals("image_size", image_size, 2)
+    if min(image) <= 0:
+        raise checks.fail("image_size", "positive (h, w)", list(image))
+    roi = _host.reals("roi_range", roi_range, counts[0])
+    for low, high in zip(roi[::2], roi[1::2], strict=True):
+        if not low < high:
+            raise checks.fail("roi_range", "low < high on every axis", list(roi))
+    return image, roi, _host.sizes("grid_size", grid_size, counts[1])
+
+
+def projection_rows(projections: torch.Tensor, image_feats: torch.Tensor, batch: int, cameras: int) -> torch.Tensor:
+    """The top three rows ``[B, N, 3, 4]`` in fp32 (fp64 for fp64 features), without a gradient."""
+    if tuple(projections.shape) not in ((batch, cameras, 3, 4), (batch, cameras, 4, 4)):
+        expected = f"shape [B, N, 3 or 4, 4] with B = {batch}, N = {cameras}"
+        raise checks.fail("projection_matrices", expected, list(projections.shape))
+    checks.storage("projection_matrices", projections)
+    checks.same_device("projection_matrices", projections, "image_feats", image_feats.device)
+    if takes_direct_path((projections,)):
+        checks.memory("projection_matrices", projections)  # torch would crash on converting none
+    kind = torch.float64 if image_feats.dtype is torch.float64 else torch.float32
+    return projections.detach()[:, :, :3].to(kind)
+
+
+def _parameters(distribution: Any, epsilon: Any, threshold: Any) -> tuple[int, float, float]:
+    if isinstance(distribution, bool) or distribution not in (0, 1):
+        raise checks.fail("depth_distribution", "0 (Gaussian) or 1 (Laplace)", repr(distribution))
+    numbers = []
+    for argument, value in (("epsilon", epsilon), ("depth_weight_threshold", threshold)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{argument}: expected a number, got {value!r}")
+        if not 0 <= value < math.inf:  # comparisons can be traced, isfinite cannot
+            raise checks.fail(argument, "a finite number of at least 0", value)
+        numbers.append(float(value))
+    return int(distribution), numbers[0], numbers[1]
+
+
+def _check_feature_size(given: Any, batch: int, cameras: int, height: int, width: int) -> None:
+    if given is None or (isinstance(given, torch.Tensor) and not given.is_cpu and not environment.CHECK.enabled()):
+        return
+    expected = f"(h, w) = ({height}, {width}) of image_feats for every camera"
+    if isinstance(given, torch.Tensor):
+        checks.memory("feature_size", given)
+    rows = torch.as_tensor(given).detach().cpu()
+    if rows.shape not in ((2,), (batch, cameras, 2)):
+        raise checks.fail("feature_size", f"shape [2] or [B, N, 2] = [{batch}, {cameras}, 2]", list(rows.shape))
+    if rows.numel() and not bool((rows == torch.tensor([height, width])).all()):
+        raise checks.fail("feature_size", expected, rows.tolist())

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operators with a plan share: making one, and handing it to the registered operator."""
+
+from __future__ import annotations
+
+import torch
+from muspace_core import checks
+
+from muspace_bevpool import _autograd, _reference
+from muspace_bevpool._native import cell_pool
+from muspace_bevpool._plan import KeyRule, PointMap, PoolPlan, check_counts
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def absent(like: torch.Tensor, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """The empty tensor that the registered operators take for an argument that is not there."""
+    return torch.empty(0, dtype=dtype, device=like.device)
+
+
+def check_coordinates(argument: str, coords: torch.Tensor | None, axes: str, owner: str, device: torch.device) -> torch.Tensor:
+    """``coords``, an integer tensor of the shape ``axes``, whose last one is a number, on the device of ``owner``.
+
+    Axes are names separated by blanks; ``...`` stands for any number of them.
+    """
+    checks.tensors(**{argument: coords})
+    assert coords is not None
+    checks.layout(**{argument: coords})
+    names = axes.split()
+    open_ended = "..." in names
+    few = coords.dim() < len(names) - 1 if open_ended else coords.dim() != len(names)
+    if few or coords.shape[-1] != int(names[-1]):
+        raise checks.fail(argument, f"shape [{', '.join(names)}]", list(coords.shape))
+    checks.dtype(argument, coords, INDEX_DTYPES)
+    checks.same_device(argument, coords, owner, device)
+    return coords
+
+
+def check_plan(plan: object) -> None:
+    """TypeError for anything but a plan or ``None``."""
+    if plan is not None and not isinstance(plan, PoolPlan):
+        raise TypeError(f"plan: expected a PoolPlan or None, got {type(plan).__name__}")
+
+
+def held(plan: PoolPlan | None, selected: str, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and entries of a plan that ``selected`` can read, or two empty tensors."""
+    if plan is None:
+        return absent(like), absent(like)
+    plan.check_backend(selected)
+    return plan.keys, plan.entries
+
+
+def make_plan(
+    operator: str,
+    sizes: tuple[int, ...],
+    coords: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: KeyRule,
+    points: PointMap,
+    named: tuple[str, str],
+    requested: str,
+) -> PoolPlan:
+    """The plan of coordinates under a rule, on the backend that a call with ``requested`` would take.
+
+    ``named`` are the caller's arguments that points and cells follow from.
+    """
+    count = coords.numel() // max(coords.shape[-1], 1)
+    check_counts(named[0], count, named[1], rule.cells)
+    selected = _autograd.DISPATCHERS[operator].choose(requested, coords.device, torch.float32).backend
+    with torch.inference_mode(False):  # a plan serves training too, wherever it was made
+        nothing = absent(coords)
+        if selected == "reference" or not count or not rule.cells:
+            key, entries = _reference.keys(coords, mask, rule).int(), nothing
+        else:
+            key = cell_pool.keys(named[0], coords, mask, rule, selected)
+            entries = cell_pool.plan(key, rule.cells, points, selected)
+    return PoolPlan(operator, sizes, count, selected, key, entries, nothing)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flash_bevpool and flash_bevpool_sca with features of more than 2**31 elements, in memory that is barely touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from muspace_bevpool import flash_bevpool, flash_bevpool_sca
+
+pytestmark = pytest.mark.backends("cpu", "cuda", "hip")
+SIDE, CHANNELS = 1500, 1024
+
+
+def _free_gib(device: str) -> float:
+    if device != "cpu":
+        return torch.cuda.mem_get_info(device)[0] / 2**30
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) / 2**20
+    return 0.0
+
+
+def _features(device: str) -> torch.Tensor:
+    """fp32 zeros whose pages the system provides on first use; the last pixel holds ones."""
+    if _free_gib(device) < 12:
+        pytest.skip("needs 12 GiB of free memory")
+    shape = (1, 1, SIDE, SIDE, CHANNELS)
+    feats = torch.from_numpy(np.zeros(shape, np.float32)) if device == "cpu" else torch.zeros(shape, device=device)
+    assert feats.numel() > 2**31
+    feats[..., -1, -1, :] = 1.0
+    return feats
+
+
+def _camera(at: float, device: str) -> torch.Tensor:
+    """Every cell is seen at this place of both axes, one metre away."""
+    return torch.tensor([[[[0, 0, 0, at], [0, 0, 0, at], [0, 0, 0, 1]]]], dtype=torch.float32, device=device)
+
+
+def test_flash_bevpool(backend: str, device: str) -> None:
+    depth = torch.ones(1, 1, 1, 1, 2, device=device).expand(1, 1, SIDE, SIDE, 2).contiguous()
+    output = flash_bevpool(
+        _features(device), depth, _camera(SIDE - 0.5, device), None, (SIDE, SIDE), (0, 1, 0, 1, 0, 1), (1, 1, 1)
+    )
+    assert output.shape == (1, 1, 1, CHANNELS) and ((output - 1).abs() <= 1e-5).all()  # 1 / (1 + epsilon)
+
+
+def test_flash_bevpool_sca(backend: str, device: str) -> None:
+    output = flash_bevpool_sca(
+        _features(device), _camera(SIDE - 0.5, device), image_size=(SIDE, SIDE), roi_range=(0, 1, 0, 1), grid_size=(1, 1),
+        z_anchors=(0.0,),
+    )  # fmt: skip
+    assert output.shape == (1, 1, CHANNELS) and ((output.float() - 1).abs() <= 1e-2).all()
