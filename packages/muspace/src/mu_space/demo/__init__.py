@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mu-space demo`: camera images fused into a bird's-eye view by `multi_scale_deformable_attn`.
+"""`mu-space demo`: camera images fused into a bird's-eye view by an operator, `multi_scale_deformable_attn` by default.
 
 >>> from mu_space import demo
 >>> report = demo.run(out="street")                                  # doctest: +SKIP
@@ -22,6 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .view_transform import NAMES as VIEW_TRANSFORMS
+from .view_transform import module as view_transform_module
+
 EPILOG = """\
 input:
   Without --sample a street scene is rendered (road markings, kerbs, cars, people, trees, buildings, six cameras, LiDAR);
@@ -32,12 +35,19 @@ input:
      "categories": {"car": 0, ...}, "boxes": [{"label": 0, "box": [x, y, z, dx, dy, dz, yaw]}, ...]}
   lidar, categories and boxes are optional. Ego frame: x forward, y left, z up, metres, road near z = 0.
   --write-sample DIR writes the generated street in this form.
+view transform:
+  msda           cells are projected into the images, multi_scale_deformable_attn samples them there
+  bev_pool_v2    pixels are lifted by a distribution over bins of depth and summed per cell
+  flash_bevpool  cells are projected into the images, samples count as far as mean and scale of the depth fit
+  The latter two need the wheel muspace-bevpool and take the depth from LiDAR points, which the frame must have; the report
+  says how far their road agrees with that of msda.
 output:
   DIR/figure.png   inputs, views, table        DIR/road.png     the road plane alone, one pixel per cell
   DIR/pillars.png  what stands on the road     DIR/report.json  what --json prints
 exit status: 0 done, 1 the result deviates from the reference, 2 wrong input
 examples:
   mu-space demo --out street
+  mu-space demo --view-transform flash_bevpool
   mu-space demo --write-sample frame
   mu-space demo --sample frame --out again --json
 """
@@ -54,13 +64,16 @@ class Unavailable(RuntimeError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the demo's arguments to a command's parser."""
     parser.add_argument("--sample", metavar="DIR", help="folder of a recorded frame (default: a street that is rendered)")
+    parser.add_argument(
+        "--view-transform", choices=VIEW_TRANSFORMS, default=VIEW_TRANSFORMS[0], help="how images become a view (%(default)s)"
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda[:n], musa[:n]; auto takes the accelerator if there is one")
     parser.add_argument("--backend", default="auto", help="auto (default), native, cpu, cuda, hip, musa, emu or reference")
     parser.add_argument("--out", metavar="DIR", default="mu-space-demo", help="folder of the results (default: %(default)s)")
     parser.add_argument(
         "--range", dest="reach", type=float, default=25.0, metavar="M", help="half side of the view, 5..60 (25)"
     )
-    parser.add_argument("--cell", type=float, default=0.1, metavar="M", help="side of a cell, 0.05..1 (0.1)")
+    parser.add_argument("--cell", type=float, metavar="M", help="side of a cell, 0.05..1 (0.1; bev_pool_v2: range / 100)")
     parser.add_argument("--write-sample", metavar="DIR", help="also write the generated street as a sample folder")
     parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout, nothing else")
     parser.epilog = EPILOG
@@ -101,14 +114,23 @@ def _device(name: str) -> str:
     return name
 
 
-def _check_backend(backend: str, device: str) -> None:
-    """Refuse a named backend before any work is done for it; raises ValueError for an unknown name."""
+def _check_backend(transform: str, backend: str, device: str) -> None:
+    """Refuse a wheel or a named backend before any work is done for it; raises ValueError for an unknown name."""
     import torch
-    from muspace_msda import why_not
 
-    reason = None if backend == "auto" else why_not(backend, torch.empty(0, device=device))
-    if reason:
-        raise Unavailable(reason)
+    from mu_space import families
+
+    default, chosen = view_transform_module(VIEW_TRANSFORMS[0]), view_transform_module(transform)
+    for module in dict.fromkeys((chosen, default)):  # the default one is what the others are compared with
+        try:
+            package = families.package(module.FAMILY)
+        except ImportError as error:
+            raise Unavailable(f"view transform {transform}: {error}") from None
+        reason = (
+            None if backend == "auto" else package.why_not(backend, torch.empty(0, device=device), operator=module.OPERATOR)
+        )
+        if reason:
+            raise Unavailable(reason)
 
 
 def _check_output(folder: Path, names: tuple[str, ...]) -> None:
@@ -143,18 +165,21 @@ def run(
     backend: str = "auto",
     out: str | Path = "mu-space-demo",
     reach: float = 25.0,
-    cell: float = 0.1,
+    cell: float | None = None,
     write_sample: str | Path | None = None,
     image_size: tuple[int, int] = (900, 1600),
     progress: Callable[[str], None] = lambda text: None,
+    view_transform: str = VIEW_TRANSFORMS[0],
 ) -> dict[str, Any]:
     """Fuse one frame and write figure.png, road.png, pillars.png and report.json to `out`; returns the report.
 
     Args:
         sample: folder of a recorded frame; None renders a street (`image_size` = height, width of its cameras).
         device: torch device, or "auto". backend: as of the operator.
-        reach, cell: the view covers +-reach metres around the vehicle with cells of `cell` metres.
+        reach, cell: the view covers +-reach metres around the vehicle with cells of `cell` metres; None takes the view
+            transform's own.
         write_sample: folder to which the generated street is written in the format of a recorded frame.
+        view_transform: one of VIEW_TRANSFORMS.
 
     Raises:
         FileNotFoundError, ValueError: the input cannot be used; nothing has been written.
@@ -167,24 +192,27 @@ def run(
     _check_output(out, FILES)
     if write_sample is not None:
         _check_output(Path(write_sample), SAMPLE_FILES)
-    _check(reach, cell)
+    if view_transform not in VIEW_TRANSFORMS:
+        raise ValueError(f"view_transform: expected one of {', '.join(VIEW_TRANSFORMS)}; got {view_transform!r}")
     _need_packages()
+    cell = view_transform_module(view_transform).default_cell(reach) if cell is None else cell
+    _check(reach, cell)
     if sample is not None and write_sample is not None:
         raise ValueError("write_sample: only the generated street is written, not a frame that was read")
     from . import picture, pipeline, report, scene
     from . import sample as samples
 
     where = _device(device)
-    _check_backend(backend, where)
+    _check_backend(view_transform, backend, where)
     if sample is not None:
         progress("reading the frame")
         frame = samples.load(sample)
     else:
         frame = scene.generate(image_size, progress=progress)
-    result = pipeline.fuse_frame(frame, where, backend, reach, cell, progress)
+    result = pipeline.fuse_frame(frame, where, backend, reach, cell, progress, view_transform)
     progress("drawing")
     document = report.as_dict(frame, result, {name: str(out / name) for name in FILES})
-    page = picture.figure(frame, result, report.rows(result), report.COLUMNS, "\n".join(report.sentences(result)))
+    page = picture.figure(frame, result, report.rows(result), report.columns(result), "\n".join(report.sentences(result)))
     images = [page, picture.png(picture.image_of(result.ground)), picture.png(picture.image_of(result.pillars))]
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     report.write_all(out, dict(zip(FILES, [*images, text.encode()], strict=True)))
@@ -221,6 +249,12 @@ def _print_table(document: dict[str, Any]) -> None:
         [c["name"], c["backend"], c["route"], c["device"], f"{c['ms']:.1f}", f"{c['deviation']:.1e}"] for c in document["calls"]
     ]
     table(document["source"], ["call", "backend", "route", "device", "ms", "deviation from the reference"], rows)
+    agreement = document["agreement"]
+    if agreement is not None and agreement["psnr"] is not None:
+        print(
+            f"road near LiDAR returns against that of {agreement['call']['operator']}: PSNR {agreement['psnr']:.1f} dB,"
+            f" mean absolute difference {agreement['mean_absolute_difference']:.3f} over {agreement['cells']} cells"
+        )
     if document["psnr"] is not None:
         print(
             f"visible road against the known ground: PSNR {document['psnr']:.1f} dB"
@@ -244,8 +278,9 @@ def main(args: argparse.Namespace) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *rest: progress.say(f"mu-space demo: {message}")
             document = run(
-                args.sample, args.device, args.backend, args.out, args.reach, args.cell, args.write_sample, progress=progress
-            )
+                args.sample, args.device, args.backend, args.out, args.reach, args.cell, args.write_sample,
+                progress=progress, view_transform=args.view_transform,
+            )  # fmt: skip
     except (ValueError, OSError, Unavailable, BackendUnavailable) as error:
         progress.say(f"mu-space demo: {error}")
         return 2

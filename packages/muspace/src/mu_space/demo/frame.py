@@ -40,6 +40,17 @@ class Camera:
         scale = np.where(depth > 0, image[..., 2], np.nan)
         return image[..., :2] / scale[..., None], depth
 
+    def unproject(self, uv: np.ndarray, depth: np.ndarray) -> np.ndarray:
+        """Pixels [..., 2] and depth along the optical axis [...] -> ego points [..., 3]."""
+        ray = np.concatenate([uv, np.ones_like(uv[..., :1])], -1) @ np.linalg.inv(self.cam2img).T
+        return (ray * depth[..., None]) @ self.cam2ego[:3, :3].T + self.cam2ego[:3, 3]
+
+    @property
+    def projection(self) -> np.ndarray:
+        """[3, 4]: homogeneous ego points -> (u * depth, v * depth, depth)."""
+        rotation, origin = self.cam2ego[:3, :3], self.cam2ego[:3, 3]
+        return self.cam2img @ np.column_stack([rotation.T, -rotation.T @ origin])
+
 
 @dataclass(frozen=True)
 class Boxes:
@@ -86,6 +97,13 @@ class Frame:
     ground: tuple[float, float, float] = (0.0, 0.0, 0.0)
     truth: Truth | None = None
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def road2ego(self) -> np.ndarray:
+        """[4, 4]: x, y and height above the road -> ego point."""
+        shear = np.eye(4)
+        shear[2] = (*self.ground[:2], 1.0, self.ground[2])
+        return shear
 
 
 def no_boxes() -> Boxes:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator calls: sample the cameras, time the call, check it against the reference, add up the cameras."""
+"""The operator calls: time a call, check it against the reference; sample the cameras and add them up."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -27,14 +28,19 @@ class DeviationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Call:
-    """One operator call: what ran (dispatch report), how long it took, and how far it is from the reference."""
+    """One operator call: what ran (dispatch report), how long it took, and how far it is from the reference.
+
+    size: the shape in the words of the view transform; checked: how many queries or cells were compared.
+    """
 
     name: str
     shape: dict[str, int]
+    size: str
     dispatch: dict[str, Any]
     ms: float
     deviation: float
     checked: int
+    limit: float = TOLERANCE
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -50,6 +56,7 @@ class Call:
             "shape": self.shape,
             "ms": self.ms,
             "deviation": self.deviation,
+            "deviation_limit": self.limit,
             "checked_queries": self.checked,
         }
 
@@ -61,15 +68,41 @@ def _synchronize(device: torch.device) -> None:
         getattr(torch, device.type).synchronize(device)
 
 
+def timed(call: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, dict[str, Any], float]:
+    """(result, dispatch report, ms) of an operator call: the median of a few calls after one that warms up."""
+    from mu_space import get_last_dispatch_report
+
+    out = call()
+    dispatch = get_last_dispatch_report().as_dict()
+    times = []
+    for _ in range(REPEATS):
+        _synchronize(device)
+        start = time.perf_counter()
+        out = call()
+        _synchronize(device)
+        times.append((time.perf_counter() - start) * 1e3)
+    return out, dispatch, median(times)
+
+
+def check(name: str, dispatch: dict[str, Any], deviation: float, limit: float = TOLERANCE) -> float:
+    """The deviation, if it is small enough to draw the result; raises DeviationError."""
+    if not deviation <= limit:
+        raise DeviationError(
+            f"{name}: backend {dispatch['selected_backend']} deviates from the reference by {deviation:.1e} of the peak,"
+            f" more than {limit:.0e}"
+        )
+    return deviation
+
+
 def sample(name: str, pyramid: Pyramid, lifted: Lift, backend: str) -> tuple[torch.Tensor, Call]:
     """Run the operator: per-camera samples [cameras, Q, heads * 4] and the record of the call.
 
-    The time is the median of a few calls after one that warms up. The deviation is the largest absolute difference from
-    `backend="reference"` over evenly spaced queries, divided by the largest absolute value of the reference.
+    The deviation is the largest absolute difference from `backend="reference"` over evenly spaced queries, divided by the
+    largest absolute value of the reference.
     """
     import torch
 
-    from mu_space import get_last_dispatch_report, ops
+    from mu_space import ops
 
     device = pyramid.value.device
     cameras, queries, heads, levels, points = lifted.weights.shape
@@ -81,29 +114,16 @@ def sample(name: str, pyramid: Pyramid, lifted: Lift, backend: str) -> tuple[tor
     def call() -> torch.Tensor:
         return ops.multi_scale_deformable_attn(value, shapes, None, locations, weights, backend=backend)
 
-    out = call()
-    dispatch = get_last_dispatch_report().as_dict()
-    times = []
-    for _ in range(REPEATS):
-        _synchronize(device)
-        start = time.perf_counter()
-        out = call()
-        _synchronize(device)
-        times.append((time.perf_counter() - start) * 1e3)
+    out, dispatch, ms = timed(call, device)
     step = max(1, queries // CHECKED_QUERIES)
     expected = ops.multi_scale_deformable_attn(
         value, shapes, None, locations[:, ::step].contiguous(), weights[:, ::step].contiguous(), backend="reference"
     )
     peak = float(expected.abs().max()) or 1.0
-    deviation = float((out[:, ::step] - expected).abs().max()) / peak
+    deviation = check(name, dispatch, float((out[:, ::step] - expected).abs().max()) / peak)
     shape = {"B": cameras, "S": int(value.shape[1]), "H": heads, "D": CHANNELS, "Q": queries, "L": levels, "P": points}
-    record = Call(name, shape, dispatch, median(times), deviation, int(expected.shape[0] * expected.shape[1]))
-    if not deviation <= TOLERANCE:
-        raise DeviationError(
-            f"{name}: backend {dispatch['selected_backend']} deviates from the reference by {deviation:.1e} of the peak,"
-            f" more than {TOLERANCE:.0e}"
-        )
-    return out, record
+    size = f"{cameras}·{queries}, {heads}×{levels}×{points}"
+    return out, Call(name, shape, size, dispatch, ms, deviation, int(expected.shape[0] * expected.shape[1]))
 
 
 def gather(out: torch.Tensor, lifted: Lift, cells: int) -> tuple[np.ndarray, np.ndarray]:

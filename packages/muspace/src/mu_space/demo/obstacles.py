@@ -24,12 +24,16 @@ def ground_height(frame: Frame, xy: np.ndarray) -> np.ndarray:
     return a * xy[..., 0] + b * xy[..., 1] + c
 
 
+def own_vehicle(points: np.ndarray) -> np.ndarray:
+    """Mask [n] of points [n, 3] on the vehicle itself."""
+    return (np.abs(points[:, 1]) < 1.2) & (points[:, 0] > -1.5) & (points[:, 0] < 4.0)
+
+
 def _above_road(frame: Frame) -> tuple[np.ndarray, np.ndarray]:
     """(points [n, 3] that stand on the road, their height above it [n])."""
     points = frame.points[:, :3].astype(np.float64)
     height = points[:, 2] - ground_height(frame, points)
-    own = (np.abs(points[:, 1]) < 1.2) & (points[:, 0] > -1.5) & (points[:, 0] < 4.0)
-    keep = (height > LOW) & ~own
+    keep = (height > LOW) & ~own_vehicle(points)
     return points[keep], height[keep]
 
 

@@ -95,12 +95,12 @@ def _scale_bar(axes: Axes, reach: float) -> None:
     axes.text(x - length / 2, y + reach * 0.015, f"{length} m", color=INK, fontsize=9, ha="center", va="bottom")
 
 
-def _legend(axes: Axes, frame: Frame) -> None:
+def _legend(axes: Axes, frame: Frame, dark: str) -> None:
     from matplotlib.lines import Line2D
 
     present = {_kind(label) for label in frame.boxes.label}
     handles = [Line2D([], [], color=c, lw=1.6, label=f"box: {n}") for n, c, _ in KINDS if (n, c) in present]
-    handles.append(Line2D([], [], ls="", marker="s", ms=7, color="#3b3d40", label="hidden, or in no camera"))
+    handles.append(Line2D([], [], ls="", marker="s", ms=7, color="#3b3d40", label=dark))
     axes.legend(
         handles=handles, loc="lower right", fontsize=8, facecolor=PAPER, edgecolor="#3a4048", labelcolor=INK, framealpha=0.8
     )
@@ -144,6 +144,11 @@ def _draw_table(axes: Axes, rows: list[list[str]], columns: list[str], foot: str
     axes.text(0, 0.02, foot, color=FAINT, fontsize=9, va="bottom", transform=axes.transAxes, parse_math=False)
 
 
+def _road_title(result: Result) -> str:
+    operator = "" if result.baseline is None else f" by {result.ground.call.dispatch['operator']}"
+    return f"road plane{operator}: metres forward (up) and to the left"
+
+
 def figure(frame: Frame, result: Result, rows: list[list[str]], columns: list[str], foot: str) -> bytes:
     """The whole story on one page as PNG bytes: cameras, road from above, pillars, truth (if known), table of calls."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -158,15 +163,18 @@ def figure(frame: Frame, result: Result, rows: list[list[str]], columns: list[st
     reach = result.ground.grid.x_range[1]
     main = page.add_axes((0.514, 0.040, 0.481, 0.481 * WIDTH / HEIGHT))
     main.set_facecolor(PAPER)
-    _draw_view(main, image_of(result.ground), reach, "road plane: metres forward (up) and to the left")
+    _draw_view(main, image_of(result.ground), reach, _road_title(result))
     _draw_boxes(main, frame.boxes, reach)
     _scale_bar(main, reach)
-    _legend(main, frame)
+    _legend(main, frame, "hidden, or in no camera" if result.baseline is None else "hidden, in no camera, or of unknown depth")
     second = page.add_axes((0.026, 0.166, 0.222, 0.222 * WIDTH / HEIGHT))
     title = "pillars: what stands on the road, coloured" if len(frame.points) else "pillars: mean over the heights"
     _draw_view(second, image_of(result.pillars), reach, title)
     third = page.add_axes((0.270, 0.166, 0.222, 0.222 * WIDTH / HEIGHT))
-    if result.true_view is not None:
+    if result.baseline is not None:
+        operator = result.baseline.call.dispatch["operator"]
+        _draw_view(third, image_of(result.baseline), reach, f"for comparison: the road by {operator}")
+    elif result.true_view is not None:
         known = (np.nan_to_num(result.true_view, nan=0.1) * 255).astype(np.uint8)[::-1, ::-1]
         _draw_view(third, known, reach, "known ground of the generated street")
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a frame to the fused pictures: pyramid, lift, operator calls, comparison with the truth."""
+"""From a frame to the fused pictures: pyramid, view transform, comparison with the truth and with attention's picture."""
 
 from __future__ import annotations
 
@@ -9,43 +9,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import fuse, lift, obstacles, pyramid, truth
+from . import agreement, fuse, pyramid, truth, view_transform
 from .frame import Frame
 from .grid import Grid
-
-
-@dataclass(frozen=True)
-class View:
-    """A fused picture: colour [nx, ny, 3] in 0..1, openness [nx, ny] in 0..1 (small: hidden behind something), on `grid`."""
-
-    grid: Grid
-    colour: np.ndarray
-    openness: np.ndarray
-    call: fuse.Call
+from .view import View
 
 
 @dataclass(frozen=True)
 class Result:
+    """The two pictures and what they were compared with.
+
+    baseline: the road as the default view transform shows it, where another one was asked for; agreement: with that.
+    """
+
+    view_transform: str
     ground: View
     pillars: View
     comparison: truth.Comparison | None
     true_view: np.ndarray | None
+    baseline: View | None
+    agreement: agreement.Agreement | None
     seconds: dict[str, float]
 
+    @property
+    def calls(self) -> tuple[fuse.Call, ...]:
+        """The operator calls of the view transform; one may have made both pictures."""
+        return (self.ground.call,) if self.pillars.call is self.ground.call else (self.ground.call, self.pillars.call)
 
-def _view(
-    name: str, frame: Frame, levels: pyramid.Pyramid, pillars: lift.Pillars, blocked: list | None, backend: str
-) -> tuple[View, np.ndarray, np.ndarray]:
-    lifted = lift.lift(frame.cameras, levels.extent, pillars, blocked)
-    out, call = fuse.sample(name, levels, lifted, backend)
-    cells = len(pillars.ground)
-    colour, valid = fuse.gather(out, lifted, cells)
-    weight = valid.sum(1)
-    mean = (colour * valid[..., None]).sum(1) / np.maximum(weight, 1e-6)[:, None]
-    # A border of an image weighs FLOOR, an obstructed view HIDDEN times that: scale so that both ends are told apart.
-    openness = np.clip(weight / (2 * lift.FLOOR), 0, 1)
-    shape = pillars.grid.shape
-    return View(pillars.grid, mean.reshape(*shape, 3), openness.reshape(shape), call), mean, weight
+
+class _Clock:
+    """Seconds of each stage by name, and its announcement."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+        self.progress = progress
+
+    def __call__(self, done: str, following: str) -> None:
+        """The stage `done` ends here; `following` is what begins, in words."""
+        now = time.perf_counter()
+        self.seconds[done] = now - self.last
+        self.last = now
+        if following:
+            self.progress(following)
 
 
 def fuse_frame(
@@ -55,35 +61,23 @@ def fuse_frame(
     reach: float = 25.0,
     cell: float = 0.1,
     progress: Callable[[str], None] = lambda text: None,
+    transform: str = view_transform.NAMES[0],
 ) -> Result:
     """Fuse the cameras of `frame` over a square of +-`reach` metres with cells of `cell` metres."""
-    seconds: dict[str, float] = {}
-    clock = time.perf_counter()
-
-    def stage(name: str, text: str) -> None:
-        nonlocal clock
-        now = time.perf_counter()
-        seconds[name] = now - clock
-        clock = now
-        if text:
-            progress(text)
-
+    chosen = view_transform.module(transform)
+    stage = _Clock(progress)
     progress("averaging the pyramid")
     levels = pyramid.build([c.image for c in frame.cameras], device)
     grid = Grid((-reach, reach), (-reach, reach), cell)
-    road = obstacles.ground_height(frame, grid.centres())
-    blocked = obstacles.depth_images(frame)
-    stage("pyramid", "fusing the road")
-    flat = lift.Pillars(grid, road, np.zeros(1), np.ones((len(road), 1), np.float32), side=2)
-    ground, colour, weight = _view("ground plane", frame, levels, flat, blocked, backend)
-    stage("ground", "fusing pillars")
-    share, _ = obstacles.pillar_share(frame, grid)
-    standing = lift.Pillars(grid, road, obstacles.HEIGHTS, share)
-    pillars, _, _ = _view("pillars of heights", frame, levels, standing, blocked, backend)
-    stage("pillars", "")
-    comparison = true_view = None
+    ground, pillars = chosen.fuse(frame, grid, levels, backend, stage)
+    baseline = agreed = comparison = true_view = None
+    if transform != view_transform.NAMES[0]:
+        progress("fusing the road by attention, to compare")
+        baseline = view_transform.module(view_transform.NAMES[0]).road(frame, grid, levels, backend)
+        agreed = agreement.compare(frame, ground, baseline)
+        stage("baseline", "")
     if frame.truth is not None:
-        comparison = truth.compare(frame, grid, colour, weight)
+        comparison = truth.compare(frame, grid, ground.colour.reshape(-1, 3), ground.weight.reshape(-1))
         true_view = truth.top_view(frame, grid).reshape(*grid.shape, 3)
     stage("comparison", "")
-    return Result(ground, pillars, comparison, true_view, seconds)
+    return Result(transform, ground, pillars, comparison, true_view, baseline, agreed, stage.seconds)

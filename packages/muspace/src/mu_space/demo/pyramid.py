@@ -28,6 +28,13 @@ class Pyramid:
         """The value tensor repeated for `count` heads, [cameras, S, count, 4], contiguous."""
         return self.value.expand(-1, -1, count, -1).contiguous()
 
+    def features(self, stride: int) -> torch.Tensor:
+        """The level of a stride as channels-last maps [cameras, h, w, 4], contiguous."""
+        level = STRIDES.index(stride)
+        sizes = [h * w for h, w in self.shapes]
+        rows = self.value.split(sizes, 1)[level]
+        return rows.reshape(-1, *self.shapes[level], CHANNELS).contiguous()
+
 
 def build(images: list[np.ndarray], device: torch.device | str = "cpu") -> Pyramid:
     """Average the images (uint8 [h, w, 3], one size) over 4, 8 and 16 pixels.

@@ -8,39 +8,48 @@ import os
 from pathlib import Path
 from typing import Any
 
+from . import agreement, view_transform
 from .frame import Frame
-from .fuse import TOLERANCE
 from .pipeline import Result
 
 SCHEMA = "muspace-demo/1"
-COLUMNS = ["call", "backend", "route", "B·Q queries, H×L×P", "ms", "deviation"]
+
+
+def columns(result: Result) -> list[str]:
+    """Heads of the table; the sizes are in the words of the view transform."""
+    return ["call", "backend", "route", view_transform.module(result.view_transform).SIZE, "ms", "deviation"]
 
 
 def rows(result: Result) -> list[list[str]]:
-    """One row of COLUMNS for each operator call."""
+    """One row of `columns` for each operator call."""
     out = []
-    for call in (result.ground.call, result.pillars.call):
-        s, d = call.shape, call.as_dict()
-        size = f"{s['B']}·{s['Q']}, {s['H']}×{s['L']}×{s['P']}"
+    for call in result.calls:
+        d = call.as_dict()
         backend = d["backend"] + (" (fallback)" if d["fallback"] else "")
-        out.append([call.name, backend, d["route"], size, f"{call.ms:.1f}", f"{call.deviation:.1e}"])
+        out.append([call.name, backend, d["route"], call.size, f"{call.ms:.1f}", f"{call.deviation:.1e}"])
     return out
 
 
 def sentences(result: Result) -> list[str]:
     """What the numbers mean, a sentence each."""
-    checked = result.ground.call.checked + result.pillars.call.checked
+    first, checked = result.ground.call, sum(call.checked for call in result.calls)
+    what = "queries" if result.baseline is None else "cells"
     out = [
-        f"deviation: largest difference from the reference on {checked} queries, relative to the peak (limit {TOLERANCE:.0e});"
-        f" ms: median call on {result.ground.call.dispatch['device']}"
+        f"deviation: largest difference from the reference on {checked} {what}, relative to the peak (limit {first.limit:.0e});"
+        f" ms: median call on {first.dispatch['device']}"
     ]
-    c = result.comparison
+    c, a = result.comparison, result.agreement
+    if a is not None:
+        out.append(
+            f"road against that of attention, within {agreement.RADIUS:g} m of its LiDAR returns ({a.share:.0%} of the cells):"
+            f" PSNR {a.psnr:.1f} dB, mean absolute difference {a.mean_absolute_difference:.3f} of full scale"
+        )
     if c is not None:
         out.append(
             f"against the known ground, where it is visible ({c.share:.0%} of the cells): PSNR {c.psnr:.1f} dB"
             f" ({c.psnr_near:.1f} dB within 12 m), mean absolute error {c.mean_absolute_error:.3f} of full scale"
         )
-    for call in (result.ground.call, result.pillars.call):
+    for call in result.calls:
         if call.dispatch["native_fallback"]:
             out.append(f"no native backend ran: {call.dispatch['reason']}")
             break
@@ -52,27 +61,43 @@ def _number(value: float | None) -> float | None:
 
 
 def as_dict(frame: Frame, result: Result, files: dict[str, str]) -> dict[str, Any]:
-    """The report as plain data: of the road-plane call at the top, every call under `calls`.
+    """The report as plain data: of the road-plane call at the top, every call of the view transform under `calls`.
 
-    Keys: schema, source, cameras, grid, device, backend, route, library, ms, deviation (largest of the calls), psnr,
-    psnr_near, mean_absolute_error, visible_share (null for a recorded frame), calls, seconds, files.
+    Keys: schema, source, cameras, view_transform, grid, device, backend, route, library, ms, deviation (largest of the
+    calls), psnr, psnr_near, mean_absolute_error, visible_share (null for a recorded frame), agreement (with the picture of
+    the default view transform: psnr, mean_absolute_difference, cells, share, call; null for that one), calls, seconds, files.
     """
-    first, second = result.ground.call.as_dict(), result.pillars.call.as_dict()
+    calls = [call.as_dict() for call in result.calls]
     c, grid = result.comparison, result.ground.grid
     return {
         "schema": SCHEMA,
         "source": frame.source,
         "cameras": [camera.name for camera in frame.cameras],
+        "view_transform": result.view_transform,
         "grid": {"x": list(grid.x_range), "y": list(grid.y_range), "cell": grid.cell},
-        **{key: first[key] for key in ("device", "backend", "route", "library", "fallback", "ms")},
-        "deviation": max(first["deviation"], second["deviation"]),
+        **{key: calls[0][key] for key in ("device", "backend", "route", "library", "fallback", "ms")},
+        "deviation": max(call["deviation"] for call in calls),
         "psnr": _number(c.psnr if c else None),
         "psnr_near": _number(c.psnr_near if c else None),
         "mean_absolute_error": _number(c.mean_absolute_error if c else None),
         "visible_share": _number(c.share if c else None),
-        "calls": [first, second],
+        "agreement": _agreement(result),
+        "calls": calls,
         "seconds": {name: round(value, 4) for name, value in result.seconds.items()},
         "files": files,
+    }
+
+
+def _agreement(result: Result) -> dict[str, Any] | None:
+    a, baseline = result.agreement, result.baseline
+    if a is None or baseline is None:
+        return None
+    return {
+        "psnr": _number(a.psnr),
+        "mean_absolute_difference": _number(a.mean_absolute_difference),
+        "cells": a.cells,
+        "share": a.share,
+        "call": baseline.call.as_dict(),
     }
 
 

@@ -44,7 +44,12 @@ def top_view(frame: Frame, grid: Grid) -> np.ndarray:
     return total / side**2
 
 
-def _eroded(mask: np.ndarray, radius: int) -> np.ndarray:
+def psnr(error: np.ndarray) -> float:
+    """Peak signal-to-noise ratio in dB of differences of colours in 0..1; NaN of nothing."""
+    return float(-10 * np.log10(max(float((error**2).mean()), 1e-12))) if error.size else float("nan")
+
+
+def eroded(mask: np.ndarray, radius: int) -> np.ndarray:
     """True where the square of 2 * radius + 1 pixels around is True; outside the image counts as True."""
     hole = np.pad((~mask).astype(np.int32), ((radius + 1, radius), (radius + 1, radius))).cumsum(0).cumsum(1)
     n = 2 * radius + 1
@@ -62,7 +67,7 @@ def visible(frame: Frame, grid: Grid) -> np.ndarray:
         with np.errstate(invalid="ignore"):
             inside = (depth > 0) & (uv > 0).all(1) & (uv[:, 0] < camera.size[1]) & (uv[:, 1] < camera.size[0])
         pixel = uv[inside].astype(np.int64)
-        road = _eroded(mask, MARGIN)[pixel[:, 1], pixel[:, 0]]
+        road = eroded(mask, MARGIN)[pixel[:, 1], pixel[:, 0]]
         seen |= inside
         blocked[np.flatnonzero(inside)[~road]] = True
     return seen & ~blocked
@@ -74,9 +79,5 @@ def compare(frame: Frame, grid: Grid, colour: np.ndarray, valid: np.ndarray) -> 
     mask = visible(frame, grid) & (valid > 1e-4) & np.isfinite(expected).all(1)
     error = colour[mask] - expected[mask]
     near = np.hypot(*grid.centres()[mask].T) < NEAR
-
-    def psnr(e: np.ndarray) -> float:
-        return float(-10 * np.log10(max(float((e**2).mean()), 1e-12))) if e.size else float("nan")
-
     mean = float(np.abs(error).mean()) if error.size else float("nan")
     return Comparison(psnr(error), mean, psnr(error[near]), int(mask.sum()), float(mask.mean()))
