@@ -120,8 +120,8 @@ MSP_DEVICE void order_short_cells(const CellSort& sort, int block, int blocks, i
   }
 }
 
-/// A block orders up to kStagedCell ids: warps sort runs of kShortCell, then every id finds its place by binary searches
-/// in the other runs.
+/// A block orders up to kStagedCell ids: warps sort runs of kShortCell, then every id finds its place by binary
+/// searches in the other runs.
 template <class Entry>
 MSP_DEVICE void order_staged_cell(OrderShared& shared, const int32_t* placed, int32_t* order, int32_t first, int count,
                                   const Entry& entry) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cell sort on the device: keys -> CSR starts of the cells and the ids of each cell, ascending. Counts by atomics, scans,
-// places, and orders inside the cells, so the outcome is bit-reproducible for any keys. No host read, no allocation.
+// Cell sort on the device: keys -> CSR starts of the cells and the ids of each cell, ascending. Counts by atomics,
+// scans, places, and orders inside the cells, so the outcome is bit-reproducible for any keys. No host read, no
+// allocation.
 //
 // Below kGroupedFrom keys every key is counted by an atomic of its own; above, a block groups its keys in a hash table
 // first, which leaves one global atomic per distinct cell of the block and makes the placement write runs.
@@ -35,8 +36,8 @@ constexpr int64_t kSparseCells = 16384;
 constexpr unsigned kLongBlocks = 264;
 #endif
 
-/// What is sorted, and where to. Keys outside [0, cells) have no cell. Everything lies in device memory; count and cells
-/// are below 2^31; keys and starts are 16-byte aligned.
+/// What is sorted, and where to. Keys outside [0, cells) have no cell. Everything lies in device memory; count and
+/// cells are below 2^31; keys and starts are 16-byte aligned.
 struct CellSort {
   const int32_t* keys;
   int64_t count, cells;

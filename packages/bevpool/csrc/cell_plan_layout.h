@@ -6,7 +6,7 @@
 //   items                       portions of work for the sums, see WorkItem
 //   long_cells                  cells with more entries than CellSort::long_limit(), in no particular order
 //   order[points]               the point of every entry
-//   entries[2 * points]         with weights, unless they follow from the point: {row, weight index} of every entry
+//   entries[2 * points]         with weights: {row, weight index} of every entry; unused in frustum order
 //
 // Every part begins at a multiple of four words. Only the first starts[cells] entries are written.
 #pragma once
@@ -43,8 +43,8 @@ struct Quotient {
   }
 };
 
-/// Rows and weights by frustum order: point = (image * depth_bins + bin) * pixels + pixel reads the row image * pixels +
-/// pixel and its own weight, so that such a plan needs no entries. Eight words of the plan.
+/// Rows and weights by frustum order: point = (image * depth_bins + bin) * pixels + pixel reads the row image * pixels
+/// + pixel and its own weight, so that such a plan needs no entries. Eight words of the plan.
 struct alignas(16) FrustumWords {
   int32_t used;  // 0: the plan has entries
   uint32_t pixels;

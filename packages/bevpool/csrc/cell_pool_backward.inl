@@ -68,11 +68,10 @@ gather_elements(const GatherArguments a) {
 
 // --------------------------------------------------------------------------------------- gradients of the weighted sum
 
-/// A warp owns a row: it holds the row and its gradient in registers, walks the points of the row and reads the gradient
-/// of their cells once for both products.
+/// A warp owns a row: it holds the row and its gradient in registers, walks the points of the row and reads the
+/// gradient of their cells once for both products.
 struct OwnerArguments {
   const void* cells;  // gradient of the output, channels last
-  int cell_pitch;     // elements from cell to cell
   const void* rows;   // channels last
   void* grad_rows;    // likewise, type of the rows
   const void* weights;
@@ -252,7 +251,7 @@ MSP_DEVICE void add_groups(float (&sum)[Shape::kOwn], int lane) {
 template <class Shape, class T>
 MSP_DEVICE void load_row(const OwnerArguments& a, int32_t row, int channel, OwnerLane<Shape>& own) {
   own.channels_left = a.channels - channel;
-  own.stride = a.cell_pitch * owner_bytes<T>(a.cell_type);
+  own.stride = a.channels * owner_bytes<T>(a.cell_type);
   own.cells = static_cast<const char*>(a.cells) + (own.channels_left > 0 ? channel : 0) * owner_bytes<T>(a.cell_type);
   const int64_t place = (static_cast<int64_t>(row) * a.channels + channel) * owner_bytes<T>(a.row_type);
   MSP_UNROLL
@@ -322,7 +321,8 @@ MSP_DEVICE void own_row(OwnerShared<Shape>& shared, const OwnerArguments& a, int
     MSP_SYNC_WARP();
   }
   add_groups<Shape>(own.sum, within);
-  if (row < a.rows_count && group == 0) store_row_gradient<Shape, T>(a, row, first_channel + within * Shape::kVector, own);
+  if (row >= a.rows_count || group != 0) return;
+  store_row_gradient<Shape, T>(a, row, first_channel + within * Shape::kVector, own);
 }
 
 template <class Shape, class T>
@@ -348,7 +348,7 @@ own_rows(const OwnerArguments a) {
   }
 }
 
-// ---------------------------------------------------------------------------------------------- products point by point
+// --------------------------------------------------------------------------------------------- products point by point
 
 constexpr int kPointThreads = 256;
 
@@ -384,7 +384,7 @@ point_products(const OwnerArguments a, int64_t points) {
   if (point.target < 0) return;
   float product = 0.f;
   for (int c = 0; point.cell >= 0 && c < a.channels; ++c) {
-    product = muspace::fma(load_any(a.cells, a.cell_type, static_cast<int64_t>(point.cell) * a.cell_pitch + c),
+    product = muspace::fma(load_any(a.cells, a.cell_type, static_cast<int64_t>(point.cell) * a.channels + c),
                            load_any(a.rows, a.row_type, static_cast<int64_t>(row) * a.channels + c), product);
   }
   store_product(a, point.target, product, false);

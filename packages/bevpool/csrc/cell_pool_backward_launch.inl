@@ -54,7 +54,6 @@ const char* run_owner_vectors(const OwnerArguments& a, stream_t stream) {
     return run_owners<OwnerShape<kVector, 32, 1, 4, 128, 8>, T>(a, stream);
   } else {
     if (vectors <= 16) return run_owners<OwnerShape<kVector, 8, 2, 2, 128, 8>, T>(a, stream);
-    if (vectors == 20 && a.cell_pitch % 32 == 0) return run_owners<OwnerShape<kVector, 8, 3, 2, 128, 8>, T>(a, stream);
     if (vectors <= 20) return run_owners<OwnerShape<kVector, 10, 2, 2, 128, 8>, T>(a, stream);
     if (vectors <= 32) return run_owners<OwnerShape<kVector, 16, 2, 2, 128, 8>, T>(a, stream);
     return run_owners<OwnerShape<kVector, 32, 2, 2, 128, 8>, T>(a, stream);
@@ -73,14 +72,15 @@ struct BackwardWorkspace {
   void *cells, *rows, *grad_rows;  // null where the caller's memory is channels last already
   int64_t bytes;
 
-  BackwardWorkspace(const Rows& r, const Cells& c, void* base) : cells(nullptr), rows(nullptr), grad_rows(nullptr), bytes(0) {
+  BackwardWorkspace(const Rows& r, const Cells& c, void* base)
+      : cells(nullptr), rows(nullptr), grad_rows(nullptr), bytes(0) {
     char* begin = static_cast<char*>(base);
     const auto take = [&](int64_t size) {
       void* place = begin ? begin + bytes : nullptr;
       bytes += padded_bytes(size);
       return place;
     };
-    if (c.pixels > 0) cells = take(c.cells * copy_pitch(c.channels, c.type) * size_of(c.type));
+    if (c.pixels > 0) cells = take(c.cells * c.channels * size_of(c.type));
     if (r.pixels > 0) rows = take(r.rows * r.channels * size_of(r.type));
     if (r.pixels > 0) grad_rows = take(r.rows * r.channels * size_of(r.type));
   }
@@ -96,11 +96,10 @@ const char* prepare(const Rows& rows, const PoolGradients& gradients, const Back
   if (!aside && zero_words > 0) error = zero_fill(zeros, static_cast<size_t>(zero_words) * 4, stream);
   if (!error && w.cells) {
     error = change_layout(cells.data, w.cells, cells.type, cells.cells / cells.pixels, cells.channels, cells.pixels,
-                          copy_pitch(cells.channels, cells.type), stream, zeros, aside ? zero_words : 0);
+                          stream, zeros, aside ? zero_words : 0);
   }
   if (!error && w.rows) {
-    error = change_layout(rows.data, w.rows, rows.type, rows.rows / rows.pixels, rows.channels, rows.pixels,
-                          rows.channels, stream);
+    error = change_layout(rows.data, w.rows, rows.type, rows.rows / rows.pixels, rows.channels, rows.pixels, stream);
   }
   return error;
 }
@@ -124,7 +123,7 @@ Status launch_gather(const Cells& grad_output, const int32_t* keys, int64_t poin
   const char* error = nullptr;
   if (grad_output.pixels > 0) {
     error = change_layout(grad_output.data, workspace, grad_output.type, grad_output.cells / grad_output.pixels,
-                          grad_output.channels, grad_output.pixels, grad_output.channels, stream);
+                          grad_output.channels, grad_output.pixels, stream);
     a.cells = workspace;
   }
   const bool vectors = same_vectors(grad_output, type, grad_rows) && aligned_to(a.cells, 16);
@@ -147,7 +146,6 @@ Status launch_pool_backward(const Rows& rows, const Weights& weights, const int3
   const PlanLayout layout(points, rows.rows, true, const_cast<int32_t*>(row_plan));
   OwnerArguments a{};
   a.cells = w.cells ? w.cells : gradients.output.data;
-  a.cell_pitch = static_cast<int>(w.cells ? copy_pitch(rows.channels, gradients.output.type) : rows.channels);
   a.rows = w.rows ? w.rows : rows.data, a.grad_rows = w.grad_rows ? w.grad_rows : gradients.rows;
   a.weights = weights.data, a.grad_weights = static_cast<float*>(gradients.weights);
   a.keys = frustum ? keys : nullptr;
@@ -169,7 +167,7 @@ Status launch_pool_backward(const Rows& rows, const Weights& weights, const int3
   }
   if (!error && w.grad_rows) {
     error = change_layout(w.grad_rows, gradients.rows, rows.type, rows.rows / rows.pixels, rows.pixels, rows.channels,
-                          rows.pixels, stream);
+                          stream);
   }
   return error ? failure(kRuntimeError, "cell_pool_backward: %s", error) : success();
 }

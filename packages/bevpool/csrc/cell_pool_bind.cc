@@ -171,9 +171,9 @@ void backward(TensorView grad_rows, TensorView grad_weights, TensorView grad_out
   check_buffer(workspace, "workspace",
                pool_backward_workspace_bytes(source.rows(), weight, cells.cells(), points), device);
   const PoolGradients gradients{cells.cells(), ffi::data_of(grad_rows), ffi::data_of(grad_weights)};
-  raise_unless_ok(launch_pool_backward(source.rows(), weight, int32_data(keys), frustum ? nullptr : int32_data(row_plan),
-                                       points, depth_bins, pixels, code, depth_warp != 0, gradients,
-                                       ffi::data_of(workspace), place));
+  const int32_t* by_rows = frustum ? nullptr : int32_data(row_plan);
+  raise_unless_ok(launch_pool_backward(source.rows(), weight, int32_data(keys), by_rows, points, depth_bins, pixels,
+                                       code, depth_warp != 0, gradients, ffi::data_of(workspace), place));
 }
 
 }  // namespace

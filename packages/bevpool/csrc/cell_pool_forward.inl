@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums per cell: kernels. A block takes one work item of the plan. Its entries are cut into equal shares, one a group of
-// lanes that owns the channels of a row between them. A share adds its rows in registers and writes a sum where the
+// Sums per cell: kernels. A block takes one work item of the plan. Its entries are cut into equal shares, one a group
+// of lanes that owns the channels of a row between them. A share adds its rows in registers and writes a sum where the
 // cell changes: the share in which a cell begins owns the sum of the cell, later shares write parts, and the end adds
 // the parts in order. So crowded cells need no second pass and no atomics, and the sums are bit-reproducible.
 #pragma once
@@ -21,7 +21,6 @@ struct PoolArguments {
   int64_t item_capacity;
   const PlanEntry* entries;  // null: rows by `order`, every weight is 1. See FrustumWords, too
   const void* rows;          // channels last
-  int row_pitch;             // elements from row to row
   uint32_t row_count, weight_count;
   const void* weights;
   Storage weight_type, output_type;
@@ -72,7 +71,7 @@ struct LaneColumns {
 
   /// A lane without channels reads some that exist; its sums go nowhere.
   MSP_DEVICE LaneColumns(const PoolArguments& a, int first_channel, int lane)
-      : stride(a.row_pitch * static_cast<int>(sizeof(T))) {
+      : stride(a.channels * static_cast<int>(sizeof(T))) {
     int channel = first_channel + lane * Shape::kVector;
     if (channel >= a.channels) channel = 0;
     channels_left = a.channels - channel;
@@ -346,7 +345,7 @@ MSP_DEVICE void plain_sum(const PoolArguments& a, int32_t cell, int channel) {
   for (int32_t k = a.starts[cell]; k < last; ++k) {
     const PoolRecord record = pool_record(a, frustum, k);
     if (record.row < 0) continue;
-    sum = muspace::fma(record.weight, to_float(rows[static_cast<int64_t>(record.row) * a.row_pitch]), sum);
+    sum = muspace::fma(record.weight, to_float(rows[static_cast<int64_t>(record.row) * a.channels]), sum);
   }
   const int64_t step = a.pixels == 0 ? 1 : a.pixels;
   store_any(a.output, a.output_type, cell_place(a, cell) + channel * step, sum);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums per cell: which kernel, which shape. Launch shapes were found by measurement on an H200, see the benchmark notes.
+// Sums per cell: which kernel, which shape. Launch shapes were found by measurement on an H200; see the benchmark
+// notes.
 #pragma once
 
 #include "cell_pool_forward.inl"
@@ -31,7 +32,6 @@ template <class T>
 const char* run_tens(const PoolArguments& a, int64_t points, stream_t stream) {
   constexpr int kVector = 16 / static_cast<int>(sizeof(T));
   if constexpr (sizeof(T) == 4) {
-    if (a.row_pitch % 32 == 0) return run_items<PoolShape<kVector, 8, 3, 2, 128, 8>, T>(a, stream);
     if (a.entries) return run_items<PoolShape<kVector, 10, 2, 2, 256, 5>, T>(a, stream);
     return run_items<PoolShape<kVector, 10, 2, 4, 256, 4>, T>(a, stream);
   } else {
@@ -53,7 +53,8 @@ const char* run_vectors(const PoolArguments& a, int64_t points, stream_t stream)
 }
 
 template <class T>
-const char* run_pool(const PoolArguments& a, int64_t points, PoolLaunch launch, bool vectors, bool sparse, stream_t stream) {
+const char* run_pool(const PoolArguments& a, int64_t points, PoolLaunch launch, bool vectors, bool sparse,
+                     stream_t stream) {
   if (launch == PoolLaunch::linear) {
     const int64_t blocks = (static_cast<int64_t>(a.cells) * a.channels + kPlainThreads - 1) / kPlainThreads;
     const auto kernel = pool_linear<T>;
@@ -77,7 +78,7 @@ PoolArguments pool_arguments(const Rows& rows, const Weights& weights, const Pla
   PoolArguments a{};
   a.counters = layout.counters, a.starts = layout.starts, a.order = layout.order;
   a.items = layout.items, a.item_capacity = layout.item_capacity, a.entries = layout.entries;
-  a.rows = rows.data, a.row_count = static_cast<uint32_t>(rows.rows), a.row_pitch = static_cast<int>(rows.channels);
+  a.rows = rows.data, a.row_count = static_cast<uint32_t>(rows.rows);
   a.weights = weights.data, a.weight_type = weights.type, a.weight_count = static_cast<uint32_t>(weights.count);
   a.output = output.data, a.output_type = output.type, a.pixels = output.pixels;
   a.channels = static_cast<int>(output.channels), a.cells = static_cast<int>(output.cells);
@@ -89,7 +90,7 @@ PoolArguments pool_arguments(const Rows& rows, const Weights& weights, const Pla
 }  // namespace
 
 int64_t pool_workspace_bytes(const Rows& rows, const Weights&, const Cells&, int64_t) {
-  return rows.pixels > 0 ? padded_bytes(rows.rows * copy_pitch(rows.channels, rows.type) * size_of(rows.type)) : 0;
+  return rows.pixels > 0 ? padded_bytes(rows.rows * rows.channels * size_of(rows.type)) : 0;
 }
 
 Status launch_pool(const Rows& rows, const Weights& weights, const int32_t* plan, int64_t points, const Cells& output,
@@ -100,15 +101,17 @@ Status launch_pool(const Rows& rows, const Weights& weights, const int32_t* plan
   PoolArguments a = pool_arguments(rows, weights, layout, points, output);
   if (output.channels > kMostChannels) return too_many_channels(output.channels);
   const bool turned = rows.pixels > 0;
-  if (turned) a.rows = workspace, a.row_pitch = static_cast<int>(copy_pitch(rows.channels, rows.type));
+  if (turned) a.rows = workspace;
   const int64_t row_bytes = rows.channels * size_of(rows.type);
   const bool vectors = row_bytes % 16 == 0 && aligned_to(a.rows, 16);
   if (launch == PoolLaunch::packed) {
     const bool output_fits = output.pixels > 0 || (output.channels * size_of(output.type) % 16 == 0 &&
                                                    aligned_to(output.data, 16));
     if (!vectors || !output_fits) {
-      return failure(kValueError, "launch packed: expected rows and cells of a multiple of 16 bytes at 16-byte aligned "
-                     "addresses, got %lld channels", static_cast<long long>(rows.channels));
+      return failure(kValueError,
+                     "MUSPACE_VOXEL_POOL_DEPTH_LAUNCH=packed: expected rows and cells of a multiple of 16 bytes at "
+                     "16-byte aligned addresses, got %lld channels",
+                     static_cast<long long>(rows.channels));
     }
   }
   CellSort sort{};
@@ -116,8 +119,7 @@ Status launch_pool(const Rows& rows, const Weights& weights, const int32_t* plan
   const bool sparse = sort.sparse() && output.pixels == 0 && a.wide;
   const char* error = nullptr;
   if (turned) {
-    error = change_layout(rows.data, workspace, rows.type, rows.rows / rows.pixels, rows.channels, rows.pixels,
-                          a.row_pitch, stream);
+    error = change_layout(rows.data, workspace, rows.type, rows.rows / rows.pixels, rows.channels, rows.pixels, stream);
   }
   if (!error && rows.type == Storage::f32) error = run_pool<float>(a, points, launch, vectors, sparse, stream);
   if (!error && rows.type == Storage::f16) error = run_pool<half_t>(a, points, launch, vectors, sparse, stream);

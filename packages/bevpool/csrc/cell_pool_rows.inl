@@ -96,18 +96,11 @@ inline int64_t padded_bytes(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 constexpr int kTurnThreads = 256, kTurnColumns = 32, kTurnRows = 128;
 
-/// Elements from row to row of a channels-last copy. Rows that begin and end within cache lines take more accesses than
-/// they fill lines, so they are kept apart where that costs little.
-inline int64_t copy_pitch(int64_t channels, Storage type) {
-  const int64_t line = 128 / size_of(type), padded = (channels + line - 1) / line * line;
-  return channels > 2 * line && padded * 5 <= channels * 6 ? padded : channels;
-}
-
-/// [images, rows, columns] -> [images, columns, rows], `pitch` elements from column to column.
+/// [images, rows, columns] -> [images, columns, rows].
 struct Turn {
   const void* source;
   void* target;
-  int64_t rows, columns, pitch;
+  int64_t rows, columns;
   uint32_t row_blocks, column_blocks;  // of kTurnRows, or one of all rows; of kTurnColumns
   uint32_t* zeros;  // another array, 16-byte aligned, that the same launch sets to zero; or null
   int64_t zero_words;
@@ -151,8 +144,8 @@ turn(const Turn a) {
     for (int k = 0; k < kBatch; ++k) tile[lane * kPitch + first + k * kWarps] = loaded[k];
   }
   MSP_SYNC_BLOCK();
-  Word* target = static_cast<Word*>(a.target) + (image * a.columns + first_column) * a.pitch + first_row;
-  if (kRows > 0 || (a.pitch % kEach == 0 && rows % kEach == 0)) {
+  Word* target = static_cast<Word*>(a.target) + (image * a.columns + first_column) * a.rows + first_row;
+  if (kRows > 0 || (a.rows % kEach == 0 && rows % kEach == 0)) {
     const int vectors = rows / kEach;
     for (int i = t; i < columns * vectors; i += kTurnThreads) {
       const int column = i / vectors, row = (i - column * vectors) * kEach;
@@ -162,11 +155,11 @@ turn(const Turn a) {
         const Word* piece = tile + column * kPitch + row + k * kEach / 4;
         words.word[k] = sizeof(Word) == 4 ? piece[0] : piece[0] | static_cast<uint32_t>(piece[kEach / 8]) << 16;
       }
-      *reinterpret_cast<Words<16>*>(target + column * a.pitch + row) = words;
+      *reinterpret_cast<Words<16>*>(target + column * a.rows + row) = words;
     }
   } else {
     for (int i = t; i < columns * rows; i += kTurnThreads) {
-      target[i / rows * a.pitch + i % rows] = tile[i / rows * kPitch + i % rows];
+      target[i / rows * a.rows + i % rows] = tile[i / rows * kPitch + i % rows];
     }
   }
 }
@@ -175,7 +168,8 @@ template <class Word>
 const char* run_turn(Turn a, int64_t images, stream_t stream) {
   const bool whole = a.rows == 64 || a.rows == 80 || a.rows == 256;
   const int64_t row_blocks = whole ? 1 : (a.rows + kTurnRows - 1) / kTurnRows;
-  const int64_t column_blocks = (a.columns + kTurnColumns - 1) / kTurnColumns, blocks = images * column_blocks * row_blocks;
+  const int64_t column_blocks = (a.columns + kTurnColumns - 1) / kTurnColumns;
+  const int64_t blocks = images * column_blocks * row_blocks;
   if (blocks > 0x7fffffff) return "too many elements for a change of layout";
   a.row_blocks = static_cast<uint32_t>(row_blocks), a.column_blocks = static_cast<uint32_t>(column_blocks);
   constexpr auto by_64 = turn<Word, 64>, by_80 = turn<Word, 80>, by_256 = turn<Word, 256>, any = turn<Word, 0>;
@@ -184,12 +178,10 @@ const char* run_turn(Turn a, int64_t images, stream_t stream) {
   return launch_error();
 }
 
-/// [images, rows, columns] -> [images, columns, rows], `pitch` elements from column to column; `target` is 16-byte
-/// aligned.
+/// [images, rows, columns] -> [images, columns, rows]; `target` is 16-byte aligned.
 inline const char* change_layout(const void* source, void* target, Storage type, int64_t images, int64_t rows,
-                                 int64_t columns, int64_t pitch, stream_t stream, uint32_t* zeros = nullptr,
-                                 int64_t zero_words = 0) {
-  const Turn a{source, target, rows, columns, pitch, 1, 1, zeros, zero_words};
+                                 int64_t columns, stream_t stream, uint32_t* zeros = nullptr, int64_t zero_words = 0) {
+  const Turn a{source, target, rows, columns, 1, 1, zeros, zero_words};
   return size_of(type) == 4 ? run_turn<uint32_t>(a, images, stream) : run_turn<uint16_t>(a, images, stream);
 }
 

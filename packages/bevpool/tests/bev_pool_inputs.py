@@ -92,6 +92,8 @@ CASES = (
     _case("all_outside", points=30, channels=4, place=outside),
     _case("few_points_many_cells", points=9, channels=4, grid=(2, 2, 30, 20)),
     _case("odd_plane", points=150, channels=12, grid=(2, 1, 7, 5), warp_sensitive=True),
+    _case("long_cells", points=40000, channels=16, grid=(1, 1, 3, 1), place=inside, skip_on=("emu",)),
+    _case("many_cells", points=20000, channels=4, grid=(1, 8, 200, 200), place=inside, skip_on=("emu",)),
     _case("ego", points=30000, channels=80, grid=(1, 1, 64, 48), place=ego, skip_on=("emu",)),
     _case("ego_batch", points=9000, channels=24, grid=(3, 2, 20, 31), place=ego, skip_on=("emu",)),
 )

@@ -211,6 +211,23 @@ class PoolContract(OpContract):
         wanted, _ = type(self).oracle(self.represented(whole), grad_output.double().cpu().numpy(), False)
         assert_close(output, wanted, 1e-30, "output of integers")
 
+    @pytest.mark.parametrize("shift", [1, 3])
+    def test_memory_of_any_alignment(self, shift: int, dtype: str, backend: str, device: str) -> None:
+        """Contiguous views that begin one element into their memory: wide loads may not be taken for granted."""
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            buffer = torch.zeros(tensor.numel() + shift, dtype=tensor.dtype, device=tensor.device)
+            return buffer[shift:].view(tensor.shape).copy_(tensor)
+
+        for case in (c for c in self.cases if c.name in ("tiny", "c8", "c32", "summed_c32")):
+            tensors = self.tensors(case.build(), dtype, device)
+            output, gradients, grad_output = self.run(tensors, backend, **case.keywords)
+            elsewhere = {k: moved(v) if isinstance(v, torch.Tensor) else v for k, v in tensors.items()}
+            live = elsewhere | {k: elsewhere[k].detach().requires_grad_() for k in self.floating}
+            found = self.call(live, backend, **case.keywords)
+            assert_bits_equal(found, output, f"output of {case.name}")
+            self._gradients_repeat(self.gradients(live, found, moved(grad_output.contiguous())), gradients, backend, case.name)
+
     @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
     def test_a_non_finite_number_stays_where_it_belongs(self, number: float, backend: str, device: str) -> None:
         """One of them in the features, and one in the depth: only the sums that use it may show it."""

@@ -98,6 +98,7 @@ CASES = (
     _case("one_pixel", views=(1, 1, 2), bins=7, map_size=(1, 1), channels=8),
     _case("one_bin", views=(1, 2, 1), bins=1, map_size=(3, 3), channels=8),
     _case("flat_grid", views=(1, 1, 2), channels=8, grid=(9, 1, 1)),
+    _case("many_cells", views=(1, 1, 2), bins=30, map_size=(6, 9), channels=4, grid=(100, 100, 16), skip_on=("emu",)),
     _case("wide", views=(1, 1, 4), bins=20, map_size=(6, 9), channels=64, grid=(20, 24, 4), skip_on=("emu",)),
     _case("wide_summed", views=(2, 1, 3), bins=20, map_size=(6, 9), channels=24, grid=(20, 24, 4), keywords=SUMMED,
           skip_on=("emu",)),

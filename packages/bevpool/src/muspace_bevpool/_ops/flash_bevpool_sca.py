@@ -14,6 +14,7 @@ from muspace_bevpool._ops.flash_bevpool import Numbers, projection_rows, region
 _DISPATCHER = _autograd.DISPATCHERS["flash_bevpool_sca"]
 #: The library keeps the level table in registers.
 MOST_LEVELS = 8
+_HEAD_CHANNELS = 32
 
 
 def flash_bevpool_sca(
@@ -85,6 +86,8 @@ def flash_bevpool_sca(
     image, roi, grid, anchors = _region(image_size, roi_range, grid_size, z_anchors)
     levels, queries = len(sizes) // 2, grid[0] * grid[1]
     heads, points = _check_attention(sampling_offsets, attention_weights, image_feats, batch, queries, levels, len(anchors))
+    if sampling_offsets is None and attention_weights is None and channels % _HEAD_CHANNELS == 0:
+        heads = max(1, channels // _HEAD_CHANNELS)  # all heads look the same way then, and the kernels are made for several
     if heads == 0 or channels % heads:
         raise checks.fail("sampling_offsets", f"a number of heads that divides C = {channels}", f"{heads} heads")
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps > 0:
