@@ -371,6 +371,7 @@ SortedRecords<T> sort_records(const Problem<T>& problem, int64_t batch, int64_t 
   }
   sorted.starts.push_back(total);
   sorted.records.reset(new Record<T>[static_cast<size_t>(total)]);
+  cpu::prefer_huge_pages(sorted.records.get(), total * static_cast<int64_t>(sizeof(Record<T>)));
   parallel_for(band_count, threads, [&](int64_t b) {
     Band<T>& band = bands[static_cast<size_t>(b)];
     for (const Record<T>& record : band.records) sorted.records[band.rows[static_cast<size_t>(record.row)]++] = record;

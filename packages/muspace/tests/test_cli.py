@@ -230,9 +230,11 @@ def test_ops_of_a_missing_wheel_is_absent_everywhere(
 ) -> None:
     monkeypatch.setattr(families, "installed", dict)
     assert main(["ops", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)
-    assert {value["kind"] for value in entry["backends"].values()} == {"absent"}
-    assert entry["wheel_version"] is None and main(["ops"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert sorted(entry["family"] for entry in entries) == sorted(families.KNOWN)
+    for entry in entries:
+        assert {value["kind"] for value in entry["backends"].values()} == {"absent"} and entry["wheel_version"] is None
+    assert main(["ops"]) == 0
     assert "not installed" in capsys.readouterr().out
 
 
@@ -335,7 +337,8 @@ def test_a_truncated_library_is_told_by_its_name(tmp_path: Path) -> None:
     report = json.loads(_run("env", "--json", MUSPACE_LIBRARY_PATH=str(tmp_path)).stdout)
     (cpu,) = (entry for entry in report["libraries"] if (entry["family"], entry["backend"]) == ("msda", "cpu"))
     assert cpu["reason"].startswith("libmsda_cpu.so ") and report["tvm_ffi"]["importable"]
-    assert report["problems"] == [f"libmsda_cpu.so is needed (always used): {cpu['reason']}"]
+    # The folder stands in for those of every family, and has no other library.
+    assert f"libmsda_cpu.so is needed (always used): {cpu['reason']}" in report["problems"]
 
 
 def test_a_probe_that_fails_is_a_line_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from muspace_core import checks
 from muspace_core.register import takes_direct_path
 from torch.utils.weak import WeakTensorKeyDictionary
 
+_INFINITY = float("inf")
 #: tensor -> (version, numbers); models keep such sizes in buffers, and reading one waits for the device.
 _READ: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
@@ -27,6 +28,16 @@ def _from_tensor(argument: str, value: torch.Tensor) -> list[Any]:
     if found is None or version is None or found[0] != version:
         found = _READ[value] = (version, value.reshape(-1).tolist())
     return found[1]
+
+
+def _plain(value: Any, counts: tuple[int, ...], kinds: tuple[type, ...]) -> bool:
+    """Whether ``value`` is a short sequence of ordinary numbers, as it is in almost every call."""
+    if (type(value) is not tuple and type(value) is not list) or (counts and len(value) not in counts):
+        return False
+    for item in value:  # noqa: SIM110 - all() over a generator costs three times as much
+        if type(item) not in kinds:
+            return False
+    return True
 
 
 def _sequence(argument: str, value: Any, counts: tuple[int, ...], kind: str, accept: Callable[[Any], bool]) -> tuple[Any, ...]:
@@ -54,7 +65,9 @@ def _is_number(item: Any) -> bool:
 
 def sizes(argument: str, value: Any, *counts: int) -> tuple[int, ...]:
     """``counts`` non-negative integers (one of several lengths) from a sequence or tensor, in order."""
-    found = _sequence(argument, value, counts, "integers", _is_integer)
+    found = value if _plain(value, counts, (int,)) else _sequence(argument, value, counts, "integers", _is_integer)
+    if found is value and (not value or min(value) >= 0):
+        return tuple(value)
     if any(item < 0 for item in found):
         raise checks.fail(argument, "sizes of at least 0", list(found))
     # a symbolic size must stay one: int() would make it a constant of the graph
@@ -63,14 +76,17 @@ def sizes(argument: str, value: Any, *counts: int) -> tuple[int, ...]:
 
 def reals(argument: str, value: Any, *counts: int) -> tuple[float, ...]:
     """``counts`` finite numbers (one of several lengths, any number without one) from a sequence or tensor, in order."""
-    found = tuple(float(item) for item in _sequence(argument, value, counts, "numbers", _is_number))
-    if not all(abs(item) < float("inf") for item in found):
+    plain = _plain(value, counts, (float, int))
+    found = tuple(map(float, value if plain else _sequence(argument, value, counts, "numbers", _is_number)))
+    if (found and not -_INFINITY < min(found) <= max(found) < _INFINITY) or any(item != item for item in found):
         raise checks.fail(argument, "finite numbers", list(found))
     return found
 
 
 def size(argument: str, value: Any) -> int:
     """One non-negative integer from an int or a 0-dim tensor."""
+    if type(value) is int and value >= 0:
+        return value
     if isinstance(value, torch.Tensor):
         found = _from_tensor(argument, value)
         if len(found) != 1:

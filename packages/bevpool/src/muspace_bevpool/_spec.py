@@ -77,7 +77,7 @@ BEV_POOL_V2 = _pooling(
     "Tensor interval_lengths, Tensor keys, Tensor plan, Tensor row_plan, SymInt B, SymInt Dz, SymInt Dy, SymInt Dx, "
     "bool unique",
     2,
-    ("unique", "per_point"),
+    ("unique", "accumulate", "per_point"),
     ("BEVDet", "FlashOcc", "BEVDet-Occ"),
     "BEVPoolv2 (Huang and Huang, 2022); interface of FlashOcc",
 )

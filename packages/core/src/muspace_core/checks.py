@@ -62,7 +62,7 @@ def same_device(argument: str, value: torch.Tensor, owner: str, device: torch.de
 
 #: Storage dtypes of the operators, and what a tensor with a dtype of its own may have beside them.
 STORAGE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_COMPANION_DTYPES = {
+COMPANION_DTYPES = {
     **dict.fromkeys(STORAGE_DTYPES[:3], STORAGE_DTYPES[:3]),
     torch.float64: (torch.float64, torch.float32),
 }
@@ -76,13 +76,12 @@ def storage(argument: str, value: torch.Tensor) -> None:
 
 def companion(argument: str, value: torch.Tensor, owner: str, owned: torch.Tensor) -> None:
     """A floating tensor beside ``owned``, with a dtype of its own: 16 or 32 bits, 64 or 32 beside float64."""
-    if value.layout is not torch.strided:
-        layout(**{argument: value})
-    accepted = _COMPANION_DTYPES[owned.dtype]
-    if value.dtype not in accepted:
-        dtype(argument, value, accepted)
-    if value.device != owned.device:
-        same_device(argument, value, owner, owned.device)
+    accepted = COMPANION_DTYPES[owned.dtype]
+    if value.dtype in accepted and value.device == owned.device and value.layout is torch.strided:
+        return
+    layout(**{argument: value})
+    dtype(argument, value, accepted)
+    same_device(argument, value, owner, owned.device)
 
 
 def dense(argument: str, tensor: torch.Tensor) -> torch.Tensor:

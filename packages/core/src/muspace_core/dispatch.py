@@ -19,6 +19,8 @@ from muspace_core.errors import BackendUnavailable
 from muspace_core.loader import NativeLibrary
 from muspace_core.spec import OpSpec
 
+_deterministic = torch.are_deterministic_algorithms_enabled
+_is_compiling = torch.compiler.is_compiling
 REQUESTS = ("auto", "native", *BACKENDS, "reference")
 
 
@@ -169,20 +171,23 @@ class Dispatcher:
         self,
         requested: str,
         anchor: torch.Tensor,
-        native: Callable[[str], torch.Tensor],
-        reference: Callable[[], torch.Tensor],
+        native: Callable[..., torch.Tensor],
+        reference: Callable[..., torch.Tensor],
+        arguments: tuple[Any, ...],
         details: tuple[Any, ...],
     ) -> torch.Tensor:
         """One public call: chooses by the device and dtype of ``anchor``, runs, records the report.
 
-        ``native(backend)`` enters the registered operator; ``route`` gets ``details`` and whether a gradient was recorded.
+        Either ``native(*arguments, backend, deterministic)``, which enters the registered operator, or
+        ``reference(*arguments)``; ``route`` gets ``(*details, deterministic, gradient recorded)``.
         """
-        if torch.compiler.is_compiling():
+        deterministic = _deterministic()
+        if _is_compiling():
             selected = choose_while_compiling(self.spec.qualified_name, requested, anchor.device.type, anchor.dtype)
-            return reference() if selected == "reference" else native(selected)
+            return reference(*arguments) if selected == "reference" else native(*arguments, selected, deterministic)
         choice = self.choose(requested, anchor.device, anchor.dtype)
-        output = reference() if choice.backend == "reference" else native(choice.backend)
-        self.record(choice, requested, output, (*details, output.requires_grad))
+        output = reference(*arguments) if choice.backend == "reference" else native(*arguments, choice.backend, deterministic)
+        self.record(choice, requested, output, (*details, deterministic, output.requires_grad))
         return output
 
 

@@ -15,25 +15,30 @@ from muspace_msda._levels import MAX_SIDE, index_tensor
 def as_tensors(
     mc_ms_feat: torch.Tensor, spatial_shape: torch.Tensor | Sequence[Any], scale_start_index: torch.Tensor | Sequence[Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 ``[cams, scales, 2]`` and ``[cams, scales]`` on the device of ``mc_ms_feat``."""
+    """int64 ``[cams, scales, 2]`` and ``[cams, scales]`` on the device of ``mc_ms_feat``; two lists are checked here."""
     device = mc_ms_feat.device
-    shapes, starts = (
-        index_tensor(argument, _tensor(argument, given, depth, device), "mc_ms_feat", device)
+    tables = [
+        given if isinstance(given, torch.Tensor) else _host_table(argument, given, depth)
         for argument, given, depth in (("spatial_shape", spatial_shape, 3), ("scale_start_index", scale_start_index, 2))
+    ]
+    if tables[0].dim() != 3 or tables[0].shape[2] != 2:
+        raise checks.fail("spatial_shape", "shape [cams, scales, 2]", list(tables[0].shape))
+    if tables[1].shape != tables[0].shape[:2]:
+        checks.shape("scale_start_index", tables[1], "cams scales", tables[0].shape[:2])
+    given_lists = not isinstance(spatial_shape, torch.Tensor), not isinstance(scale_start_index, torch.Tensor)
+    if all(given_lists) and not torch.compiler.is_compiling():
+        check_tensors(tables[0], tables[1], mc_ms_feat.shape[1])
+    shapes, starts = (
+        table.to(device) if was_list else index_tensor(argument, table, "mc_ms_feat", device)
+        for argument, table, was_list in zip(("spatial_shape", "scale_start_index"), tables, given_lists, strict=True)
     )
-    if shapes.dim() != 3 or shapes.shape[2] != 2:
-        raise checks.fail("spatial_shape", "shape [cams, scales, 2]", list(shapes.shape))
-    if starts.shape != shapes.shape[:2]:
-        checks.shape("scale_start_index", starts, "cams scales", shapes.shape[:2])
     return shapes, starts
 
 
-def _tensor(argument: str, given: torch.Tensor | Sequence[Any], depth: int, device: torch.device) -> torch.Tensor:
-    if isinstance(given, torch.Tensor):
-        return given
+def _host_table(argument: str, given: Sequence[Any], depth: int) -> torch.Tensor:
     rows = checks.integers(argument, given, depth)
     try:
-        return torch.tensor(rows, dtype=torch.int64, device=device)
+        return torch.tensor(rows, dtype=torch.int64)
     except (ValueError, OverflowError, RuntimeError):
         raise checks.fail(argument, "as many entries for every camera, 64-bit integers", rows) from None
 

@@ -123,10 +123,10 @@ def backward(
         plan_keys, row_keys = keys(ranks, depth.numel(), rows.shape[0], B * pixels, backend, check=False)
         row_plan = by_row(plan_keys, row_keys, ranks_depth, rows.shape[0], backend)
     grad = readable("grad_output", grad_output).view(B, channels, pixels)
-    route = cell_pool.UNIQUE if unique else cell_pool.PER_POINT
+    route = cell_pool.UNIQUE if unique else cell_pool.ACCUMULATE if backend == "cpu" else cell_pool.PER_POINT
     places = PointMap(rows=plan_keys, weights=ranks_depth)
     grad_rows, grad_weights = cell_pool.backward(grad, rows, weights, plan_keys, row_plan, places, route, backend)
-    if not unique:
+    if route == cell_pool.PER_POINT:
         grad_weights = _by_depth(grad_weights, plan_keys, ranks_depth, depth, backend)
     return grad_weights.to(depth.dtype).view(depth.shape), grad_rows.view(feat.shape)
 

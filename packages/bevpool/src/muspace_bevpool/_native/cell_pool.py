@@ -10,11 +10,12 @@ from muspace_core import environment
 from muspace_core.checks import readable
 from muspace_core.device import launch_context
 
-from muspace_bevpool._native import LIBRARY, workspace
+from muspace_bevpool._native import LIBRARY, nothing, workspace
 from muspace_bevpool._plan import KeyRule, PointMap
 
 LAUNCHES: Final = ("auto", "linear", "2d", "packed")
-UNIQUE, PER_POINT = 0, 2
+#: How weights that several points share are added up: ``ACCUMULATE`` in order on the cpu, by atomics on a device.
+UNIQUE, ACCUMULATE, PER_POINT = 0, 1, 2
 RANKS: Final = ("ranks_depth", "ranks_feat", "ranks_bev", "interval_starts", "interval_lengths")
 
 LAUNCH = environment.Variable("MUSPACE_VOXEL_POOL_DEPTH_LAUNCH", "forward launch of voxel_pool_depth on devices")
@@ -37,16 +38,11 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.shape[0], tensor.shape[1], 0
 
 
-def nothing(like: torch.Tensor, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """The empty tensor that stands for an absent one."""
-    return torch.empty(0, dtype=dtype, device=like.device)
-
-
 def keys(argument: str, coords: torch.Tensor, mask: torch.Tensor | None, rule: KeyRule, backend: str) -> torch.Tensor:
     """int32 cell of every point of ``coords [..., columns]``, the caller's ``argument``, -1 where it has none."""
     flat = readable(argument, coords).view(-1, len(rule.bounds))
     found = torch.empty(flat.shape[0], dtype=torch.int32, device=coords.device)
-    held = nothing(coords, torch.bool) if mask is None else readable("mask", mask).view(-1)
+    held = nothing(coords.device, torch.bool) if mask is None else readable("mask", mask).view(-1)
     LIBRARY.function(backend, "cell_keys")(found, flat, held, *rule.numbers(), launch_context(backend, coords.device))
     return found
 
@@ -79,8 +75,8 @@ def plan(keys: torch.Tensor, cells: int, points: PointMap, backend: str) -> torc
     LIBRARY.function(backend, "cell_plan")(
         entries,
         keys,
-        nothing(keys) if points.rows is None else points.rows,
-        nothing(keys) if points.weights is None else points.weights,
+        nothing(keys.device) if points.rows is None else points.rows,
+        nothing(keys.device) if points.weights is None else points.weights,
         points.depth_bins,
         points.pixels,
         cells,
@@ -102,7 +98,7 @@ def pool(
     """Writes the sums into ``output`` and returns it; ``rows`` and ``output`` in either layout."""
     size = (*_extent(rows), output.shape[0] * (output.shape[2] if output.dim() == 3 else 1), _pixels(output), points)
     scratch = workspace(backend, "cell_pool", rows.device, *size, int(weights is not None), _bits(rows), _bits(output))
-    held = nothing(rows, rows.dtype) if weights is None else weights
+    held = nothing(rows.device, rows.dtype) if weights is None else weights
     context = launch_context(backend, rows.device)
     LIBRARY.function(backend, "cell_pool")(output, rows, held, entries, points, launch, scratch, context)
     return output
@@ -170,7 +166,9 @@ def depth_warp() -> bool:
     return word == "1"
 
 
-def route(_module: Any, _backend: str, planned: bool, backward_route: str, gradient: bool) -> str:
+def route(_module: Any, backend: str, planned: bool, backward_route: str, _deterministic: bool, gradient: bool) -> str:
     """Name of the route of a call: ``<forward>`` or, if a gradient was recorded, ``<forward>+<backward>``."""
     forward = "cached_plan" if planned else "sort"
+    if backward_route == "per_point" and backend == "cpu":
+        backward_route = "accumulate"
     return f"{forward}+{backward_route}" if gradient else forward

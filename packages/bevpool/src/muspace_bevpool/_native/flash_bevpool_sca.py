@@ -54,6 +54,14 @@ def _anchors(heights: tuple[float, ...], dtype: torch.dtype, device: torch.devic
         return torch.tensor(heights, dtype=dtype, device=device)
 
 
+@functools.lru_cache(maxsize=64)
+def _level_array(level_sizes: tuple[int, ...]) -> Any:
+    """The level table as the library takes it; building one costs more than the rest of a small call."""
+    import tvm_ffi
+
+    return tvm_ffi.convert(level_sizes)
+
+
 def forward(
     image_feats: torch.Tensor,
     projection_matrices: torch.Tensor,
@@ -81,7 +89,7 @@ def forward(
         _anchors(tuple(z_anchors), projection_matrices.dtype, image_feats.device),
         readable("sampling_offsets", sampling_offsets),
         readable("attention_weights", attention_weights),
-        tuple(level_sizes),
+        _level_array(tuple(level_sizes)),
         heads,
         points,
         *roi_range,
@@ -128,7 +136,7 @@ def backward(
         _anchors(tuple(z_anchors), projection_matrices.dtype, device),
         readable("sampling_offsets", sampling_offsets),
         readable("attention_weights", attention_weights),
-        tuple(level_sizes),
+        _level_array(tuple(level_sizes)),
         heads,
         points,
         *roi_range,

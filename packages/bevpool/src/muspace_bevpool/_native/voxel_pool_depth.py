@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from muspace_core.checks import readable
 
-from muspace_bevpool._native import cell_pool
+from muspace_bevpool._native import cell_pool, nothing
 from muspace_bevpool._native.voxel_pooling_inference import frustum
 from muspace_bevpool._plan import KeyRule
 
@@ -91,7 +91,7 @@ def backward(
         readable("img_feats", img_feats).flatten(0, 1).flatten(2),
         readable("img_depth", img_depth).view(-1),
         plan_keys,
-        cell_pool.nothing(plan_keys),
+        nothing(plan_keys.device),
         frustum(img_depth),
         cell_pool.UNIQUE,
         backend,

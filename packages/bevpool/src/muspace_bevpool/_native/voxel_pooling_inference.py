@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from muspace_core.checks import readable
 
-from muspace_bevpool._native import cell_pool
+from muspace_bevpool._native import cell_pool, nothing
 from muspace_bevpool._native.voxel_pooling_train import cells_of, keys
 from muspace_bevpool._plan import PointMap
 
@@ -69,7 +69,7 @@ def backward(
         rows,
         weights,
         plan_keys,
-        cell_pool.nothing(plan_keys),
+        nothing(plan_keys.device),
         frustum(depth_features),
         cell_pool.UNIQUE,
         backend,

@@ -70,10 +70,9 @@ def bev_pool(
         check_counts("feats", points, "B", rule(*sizes).cells)
     else:
         plan.check("bev_pool", (points, *sizes), feats.device)
-    deterministic = torch.are_deterministic_algorithms_enabled()
     place = planning.absent(feats) if plan is not None or coords is None else coords
 
-    def native(selected: str) -> torch.Tensor:
+    def native(selected: str, deterministic: bool) -> torch.Tensor:
         keys, entries = planning.held(plan, selected, feats)
         return _autograd.bev_pool(feats, place, keys, entries, *sizes, selected, deterministic)
 
@@ -84,7 +83,7 @@ def bev_pool(
         cells = total.view(batch, depth * height * width, channels).transpose(1, 2)
         return cells.to(feats.dtype).contiguous().view(batch, channels, depth, height, width)
 
-    return _DISPATCHER.run(backend, feats, native, reference, (plan is not None, "gather"))
+    return _DISPATCHER.run(backend, feats, native, reference, (), (plan is not None, "gather"))
 
 
 def bev_pool_plan(coords: torch.Tensor, B: Size, D: Size, H: Size, W: Size, *, backend: str = "auto") -> PoolPlan:

@@ -88,9 +88,8 @@ def bev_pool_v2(
     else:
         plan.check("bev_pool_v2", (depth.numel(), rows, *shape), feat.device)
         ranks = plan.ranks
-    deterministic = torch.are_deterministic_algorithms_enabled()
 
-    def native(selected: str) -> torch.Tensor:
+    def native(selected: str, deterministic: bool) -> torch.Tensor:
         keys, entries = planning.held(plan, selected, feat)
         row_entries = planning.absent(feat) if plan is None else plan.row_entries
         unique = plan is not None and plan.unique
@@ -105,7 +104,7 @@ def bev_pool_v2(
         return first.contiguous().view(batch, channels, *volume)
 
     backward_route = "unique" if plan is not None and plan.unique else "per_point"
-    return _DISPATCHER.run(backend, feat, native, reference, (plan is not None, backward_route))
+    return _DISPATCHER.run(backend, feat, native, reference, (), (plan is not None, backward_route))
 
 
 def bev_pool_v2_plan(

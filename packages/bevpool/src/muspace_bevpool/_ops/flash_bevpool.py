@@ -95,13 +95,13 @@ def flash_bevpool(
     distribution, epsilon, threshold = _parameters(depth_distribution, epsilon, depth_weight_threshold)
     tensors = (image_feats, depth_params, projections)
     scalars: tuple[Any, ...] = (image, roi, grid, distribution, epsilon, threshold)
-    deterministic = torch.are_deterministic_algorithms_enabled()
     return _DISPATCHER.run(
         backend,
         image_feats,
-        lambda selected: _autograd.flash_bevpool(*tensors, *scalars, selected, deterministic),
-        lambda: _reference.flash_bevpool(*tensors, *scalars),
-        (image_feats.shape, grid, image_feats.dtype, deterministic),
+        _autograd.flash_bevpool,
+        _reference.flash_bevpool,
+        (*tensors, *scalars),
+        (image_feats.shape, grid, image_feats.dtype),
     )
 
 
@@ -121,7 +121,8 @@ def region(
 
 def projection_rows(projections: torch.Tensor, image_feats: torch.Tensor, batch: int, cameras: int) -> torch.Tensor:
     """The top three rows ``[B, N, 3, 4]`` in fp32 (fp64 for fp64 features), without a gradient."""
-    if tuple(projections.shape) not in ((batch, cameras, 3, 4), (batch, cameras, 4, 4)):
+    shape = projections.shape
+    if shape != (batch, cameras, 3, 4) and shape != (batch, cameras, 4, 4):
         expected = f"shape [B, N, 3 or 4, 4] with B = {batch}, N = {cameras}"
         raise checks.fail("projection_matrices", expected, list(projections.shape))
     checks.storage("projection_matrices", projections)
@@ -129,6 +130,8 @@ def projection_rows(projections: torch.Tensor, image_feats: torch.Tensor, batch:
     if takes_direct_path((projections,)):
         checks.memory("projection_matrices", projections)  # torch would crash on converting none
     kind = torch.float64 if image_feats.dtype is torch.float64 else torch.float32
+    if projections.dtype is kind and projections.shape[2] == 3 and not projections.requires_grad:
+        return projections
     return projections.detach()[:, :, :3].to(kind)
 
 
@@ -147,6 +150,8 @@ def _parameters(distribution: Any, epsilon: Any, threshold: Any) -> tuple[int, f
 
 def _check_feature_size(given: Any, batch: int, cameras: int, height: int, width: int) -> None:
     if given is None or (isinstance(given, torch.Tensor) and not given.is_cpu and not environment.CHECK.enabled()):
+        if isinstance(given, torch.Tensor) and takes_direct_path((given,)):
+            checks.memory("feature_size", given)
         return
     expected = f"(h, w) = ({height}, {width}) of image_feats for every camera"
     if isinstance(given, torch.Tensor):

@@ -10,6 +10,7 @@ from muspace_core import checks
 
 from muspace_bevpool import _autograd, _host, _reference
 from muspace_bevpool._ops.flash_bevpool import Numbers, projection_rows, region
+from muspace_bevpool._ops.planning import absent
 
 _DISPATCHER = _autograd.DISPATCHERS["flash_bevpool_sca"]
 #: The library keeps the level table in registers.
@@ -95,19 +96,16 @@ def flash_bevpool_sca(
     if average not in ("hit_cameras", "none"):
         raise checks.fail("average", "'hit_cameras' or 'none'", repr(average))
     scalars = (sizes, image, roi, grid, anchors, heads, points, float(eps), average == "hit_cameras")
-    deterministic = torch.are_deterministic_algorithms_enabled()
 
-    def native(selected: str) -> torch.Tensor:
-        given = [feats.new_empty(0) if t is None else t for t in (sampling_offsets, attention_weights)]
+    def native(selected: str, deterministic: bool) -> torch.Tensor:
+        given = [absent(feats, feats.dtype) if t is None else t for t in (sampling_offsets, attention_weights)]
         return _autograd.flash_bevpool_sca(feats, projections, *given, *scalars, selected, deterministic)
 
-    return _DISPATCHER.run(
-        backend,
-        image_feats,
-        native,
-        lambda: _reference.flash_bevpool_sca(feats, projections, sampling_offsets, attention_weights, *scalars),
-        (feats.shape, levels, len(anchors), heads, points, grid, feats.dtype, deterministic),
-    )
+    def reference() -> torch.Tensor:
+        return _reference.flash_bevpool_sca(feats, projections, sampling_offsets, attention_weights, *scalars)
+
+    details = (feats.shape, levels, len(anchors), heads, points, grid, feats.dtype)
+    return _DISPATCHER.run(backend, image_feats, native, reference, (), details)
 
 
 def _levels(image_feats: torch.Tensor, spatial_shapes: Any) -> tuple[torch.Tensor, tuple[int, ...]]:

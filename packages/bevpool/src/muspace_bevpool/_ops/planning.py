@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import torch
 from muspace_core import checks
+from muspace_core.register import takes_direct_path
 
 from muspace_bevpool import _autograd, _reference
-from muspace_bevpool._native import cell_pool
+from muspace_bevpool._native import cell_pool, nothing
 from muspace_bevpool._plan import KeyRule, PointMap, PoolPlan, check_counts
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -15,6 +16,8 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 
 def absent(like: torch.Tensor, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     """The empty tensor that the registered operators take for an argument that is not there."""
+    if takes_direct_path((like,)):
+        return nothing(like.device, dtype)
     return torch.empty(0, dtype=dtype, device=like.device)
 
 
@@ -68,10 +71,10 @@ def make_plan(
     check_counts(named[0], count, named[1], rule.cells)
     selected = _autograd.DISPATCHERS[operator].choose(requested, coords.device, torch.float32).backend
     with torch.inference_mode(False):  # a plan serves training too, wherever it was made
-        nothing = absent(coords)
+        empty = absent(coords)
         if selected == "reference" or not count or not rule.cells:
-            key, entries = _reference.keys(coords, mask, rule).int(), nothing
+            key, entries = _reference.keys(coords, mask, rule).int(), empty
         else:
             key = cell_pool.keys(named[0], coords, mask, rule, selected)
             entries = cell_pool.plan(key, rule.cells, points, selected)
-    return PoolPlan(operator, sizes, count, selected, key, entries, nothing)
+    return PoolPlan(operator, sizes, count, selected, key, entries, empty)

@@ -100,9 +100,8 @@ def voxel_pool_depth(
         raise checks.fail("img_feats", f"S * N = {sweeps} * {cameras} images of voxel_coords", f"{images} images")
     located = rule(batch, cameras, bins * height * width, X, Y, Z, reduce_cams)
     check_counts("voxel_coords", img_depth.numel(), "X", located.cells)
-    deterministic = torch.are_deterministic_algorithms_enabled()
 
-    def native(selected: str) -> torch.Tensor:
+    def native(selected: str, deterministic: bool) -> torch.Tensor:
         keys, entries = planning.held(plan, selected, img_feats)
         tensors = (img_feats, img_depth, place, held_mask, keys, entries)
         return _autograd.voxel_pool_depth(*tensors, cameras, X, Y, Z, reduce_cams, selected, deterministic)
@@ -114,7 +113,7 @@ def voxel_pool_depth(
         shape = (batch, 1 if reduce_cams else cameras, X, Y, Z, channels)
         return total.view(shape).to(torch.promote_types(img_feats.dtype, img_depth.dtype))
 
-    return _DISPATCHER.run(backend, img_feats, native, reference, (plan is not None, "frustum"))
+    return _DISPATCHER.run(backend, img_feats, native, reference, (), (plan is not None, "frustum"))
 
 
 def voxel_pool_depth_plan(

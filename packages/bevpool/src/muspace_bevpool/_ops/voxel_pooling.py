@@ -78,9 +78,8 @@ def voxel_pooling_train(
     else:
         plan.check("voxel_pooling_train", (batch, points, X, Y, Z), input_features.device)
         place = planning.absent(input_features)
-    deterministic = torch.are_deterministic_algorithms_enabled()
 
-    def native(selected: str) -> torch.Tensor:
+    def native(selected: str, deterministic: bool) -> torch.Tensor:
         keys, entries = planning.held(plan, selected, input_features)
         return _autograd.voxel_pooling_train(place, input_features, keys, entries, X, Y, Z, selected, deterministic)
 
@@ -89,7 +88,7 @@ def voxel_pooling_train(
         total = _reference.pool(input_features.reshape(batch * points, channels), None, key, cells, POINTS)
         return total.view(batch, Y, X, channels).to(input_features.dtype).permute(0, 3, 1, 2)
 
-    return _DISPATCHERS["voxel_pooling_train"].run(backend, input_features, native, reference, (plan is not None, "gather"))
+    return _DISPATCHERS["voxel_pooling_train"].run(backend, input_features, native, reference, (), (plan is not None, "gather"))
 
 
 def voxel_pooling_train_plan(geom_xyz: torch.Tensor, voxel_num: VoxelNum, *, backend: str = "auto") -> PoolPlan:
@@ -186,9 +185,8 @@ def voxel_pooling_inference(
         plan.check("voxel_pooling_inference", (batch, cameras, bins, height, width, X, Y, Z), context_features.device)
         place = planning.absent(context_features)
     points = cameras * bins * height * width
-    deterministic = torch.are_deterministic_algorithms_enabled()
 
-    def native(selected: str) -> torch.Tensor:
+    def native(selected: str, deterministic: bool) -> torch.Tensor:
         keys, entries = planning.held(plan, selected, context_features)
         tensors = (place, depth_features, context_features, keys, entries)
         return _autograd.voxel_pooling_inference(*tensors, batch, X, Y, Z, selected, deterministic)
@@ -200,7 +198,7 @@ def voxel_pooling_inference(
         return total.view(batch, Y, X, channels).to(context_features.dtype).permute(0, 3, 1, 2)
 
     return _DISPATCHERS["voxel_pooling_inference"].run(
-        backend, context_features, native, reference, (plan is not None, "frustum")
+        backend, context_features, native, reference, (), (plan is not None, "frustum")
     )
 
 

@@ -67,13 +67,13 @@ def deformable_aggregation(
     shapes, starts = _scales.as_tensors(mc_ms_feat, spatial_shape, scale_start_index)
     _check_arguments(mc_ms_feat, shapes, sampling_location, weights)
     arguments = (mc_ms_feat, shapes, starts, sampling_location, weights)
-    deterministic = torch.are_deterministic_algorithms_enabled()
     return _DISPATCHER.run(
         backend,
         mc_ms_feat,
-        lambda selected: _autograd.deformable_aggregation(*arguments, selected, deterministic),
-        lambda: _reference.deformable_aggregation(*arguments),
-        (mc_ms_feat.shape, weights.shape, mc_ms_feat.dtype, deterministic),
+        _autograd.deformable_aggregation,
+        _reference.deformable_aggregation,
+        arguments,
+        (mc_ms_feat.shape, weights.shape, mc_ms_feat.dtype),
     )
 
 

@@ -86,13 +86,13 @@ def multi_scale_deformable_attn(
         sampling_locations, attention_weights = _alias_levels(shapes.shape[0], sampling_locations, attention_weights)
     _check_arguments(value, shapes.shape[0], sampling_locations, attention_weights)
     arguments = (value, shapes, starts, sampling_locations, attention_weights)
-    deterministic = torch.are_deterministic_algorithms_enabled()
     return _DISPATCHER.run(
         backend,
         value,
-        lambda selected: _autograd.multi_scale_deformable_attn(*arguments, selected, deterministic),
-        lambda: _reference.multi_scale_deformable_attn(*arguments),
-        (value.shape, sampling_locations.shape, value.dtype, deterministic),
+        _autograd.multi_scale_deformable_attn,
+        _reference.multi_scale_deformable_attn,
+        arguments,
+        (value.shape, sampling_locations.shape, value.dtype),
     )
 
 
@@ -115,8 +115,13 @@ def _check_arguments(
         checks.shape("attention_weights", attention_weights, "B Q H L P", shape[:5])
     if value.layout is not torch.strided or value.dtype not in checks.STORAGE_DTYPES:
         checks.storage("value", value)
-    checks.companion("sampling_locations", sampling_locations, "value", value)
-    checks.companion("attention_weights", attention_weights, "value", value)
+    accepted, device = checks.COMPANION_DTYPES[value.dtype], value.device
+    for_all = sampling_locations.dtype in accepted and attention_weights.dtype in accepted
+    if not (for_all and sampling_locations.device == device and attention_weights.device == device) or (
+        sampling_locations.layout is not torch.strided or attention_weights.layout is not torch.strided
+    ):  # the words for it cost calls, of which the common case has none
+        checks.companion("sampling_locations", sampling_locations, "value", value)
+        checks.companion("attention_weights", attention_weights, "value", value)
 
 
 def _alias_levels(
