@@ -54,7 +54,9 @@ def _section(name: str, document: dict[str, Any]) -> str:
 
     versions = ", ".join(f"{wheel.replace('_', '-')} {version}" for wheel, version in document["versions"].items())
     method = document["method"]
-    parts = [f"## {cells.title(document)}", f"`{name}.json`, {document['date']}, {versions}. {method[0].upper()}{method[1:]}."]
+    families = dict.fromkeys(row["family"] for key in ("rows", "overhead") for row in document[key])
+    title = ": ".join(part for part in (", ".join(families), cells.title(document)) if part)
+    parts = [f"## {title}", f"`{name}.json`, {document['date']}, {versions}. {method[0].upper()}{method[1:]}."]
     rows = [cells.cells(row) for row in document["rows"]]
     if rows:
         used = cells.columns_in_use(rows)

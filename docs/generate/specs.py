@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from generate import docstring
@@ -172,15 +173,24 @@ def _switches(spec: Any) -> str:
 
 
 def _relatives(spec: Any) -> list[str]:
-    """Layers and upstream names of the same wheel."""
+    """Layers and upstream names of the same wheel; a stand-in for a compiled extension module is a line of its functions."""
     out: list[str] = []
-    for module, title in (("modules", "Layers"), ("compat", "Upstream names")):
+    for module, title in (("modules", "Layers of this wheel"), ("compat", "Upstream names in this wheel")):
         try:
             found = importlib.import_module(f"{spec.package}.{module}")
         except ModuleNotFoundError:
             continue
-        items = [getattr(found, name) for name in found.__all__ if getattr(found, name).__module__ == found.__name__]
-        out += [f"## {title}"] if items else []
+        public = {name: getattr(found, name) for name in found.__all__}
+        extensions = {name: item for name, item in public.items() if isinstance(item, SimpleNamespace)}
+        items = [item for name, item in public.items() if name not in extensions and _within(item.__module__, found.__name__)]
+        out += [f"## {title}"] if items or extensions else []
         for item in items:
             out += [f"### {item.__name__}", f"`{found.__name__}.{item.__name__}`", docstring.to_markdown(item, 4)]
+        for name, extension in extensions.items():
+            functions = ", ".join(f"`{function}`" for function in vars(extension))
+            out.append(f"`{found.__name__}.{name}`, in place of the extension module of that name: {functions}.")
     return out
+
+
+def _within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")

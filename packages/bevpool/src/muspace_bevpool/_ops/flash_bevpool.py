@@ -38,11 +38,11 @@ def flash_bevpool(
     r"""FlashBEV's fused view transform: every cell samples the images it projects into and trusts them as far as depth agrees.
 
     For every camera and height the cell centre is projected to ``(u, v, d)``; where ``d > 0`` and the pixel lies on the map
-    (``0 <= u < W``, ``0 <= v < H``, pixel centres on integers, far corner clamped), mean :math:`\mu`, scale and features
-    :math:`F` are interpolated. With :math:`s = scale + epsilon`, :math:`z = (d - \mu) / s`:
+    (``0 <= u < W``, ``0 <= v < H``, pixel centres on integers, far corner clamped), mean ``mu``, scale and features
+    ``F`` are interpolated. With ``s = scale + epsilon`` and ``z = (d - mu) / s``:
 
     .. math:: w = e^{-z^2/2} / s \quad\text{or}\quad w = e^{-|z|} / (2 s), \qquad
-              out = \frac{1}{count} \sum_{w \ge threshold} w\, F
+              out = \frac{1}{count} \sum_{w \geq threshold} w\, F
 
     ``count`` is the number of samples kept (not the sum of the weights). Geometry and sums are fp32 for 16-bit and fp32
     features, fp64 for fp64.

@@ -31,7 +31,7 @@ def voxel_pooling_train(
 ) -> torch.Tensor:
     r"""Sum of frustum features per bird's-eye-view cell (BEVDepth's ``voxel_pooling_train``).
 
-    .. math:: out[b,:,y,x] = \sum_{p:\ geom_{b,p} = (x,y,z),\ 0 \le z < Z} features[b,p,:]
+    .. math:: out[b,:,y,x] = \sum_{p:\ geom_{b,p} = (x,y,z),\ 0 \leq z < Z} features[b,p,:]
 
     The height only filters; points out of range are dropped. Sums are fp32 for 16-bit and fp32 features (upstream adds halves
     in half), fp64 for fp64.
@@ -129,7 +129,7 @@ def voxel_pooling_inference(
 ) -> torch.Tensor:
     r"""Depth-weighted sum of image features per cell, without the frustum of features (``voxel_pooling_inference``).
 
-    .. math:: out[b,:,y,x] = \sum_{n,d,h,w:\ geom_{b,n,d,h,w} = (x,y,z),\ 0 \le z < Z}
+    .. math:: out[b,:,y,x] = \sum_{n,d,h,w:\ geom_{b,n,d,h,w} = (x,y,z),\ 0 \leq z < Z}
               depth[bN+n,d,h,w]\; context[bN+n,:,h,w]
 
     Sums are fp32 for 16-bit and fp32 context (upstream multiplies and adds halves in half), fp64 for fp64. Unlike upstream
