@@ -256,7 +256,8 @@ def fake_device(session: nox.Session, family: str) -> None:
     """A PrivateUse1 device renamed musa on host memory runs the operators end to end, strict mode on."""
     develop(session, development_backends())
     folder = cmake(session, family, "alias", "emu", "-DMUSPACE_EMU_ALIAS=musa")
-    env = {"MUSPACE_LIBRARY_PATH": str(folder), "MUSPACE_STRICT_PATCH": "1", "PYTHONPATH": str(ROOT / "tools/native/fake_device")}
+    plugin = str(ROOT / "tools/native/fake_device")
+    env = {"MUSPACE_LIBRARY_PATH": str(folder), "MUSPACE_STRICT_PATCH": "1", "PYTHONPATH": plugin}
     operators = ["-p", "fake_device", "--backend=musa", "-k", "test_matches_the_oracle"]
     python(session, "-m", "pytest", "-q", *operators, str(PACKAGES / family / "tests"), env=env)
 

@@ -167,3 +167,18 @@ def test_names_resolve_from_the_package() -> None:
     import muspace_msda
 
     assert muspace_msda.deformable_aggregation is deformable_aggregation and "deformable_aggregation" in muspace_msda.__all__
+
+
+@pytest.mark.backends("cpu")
+def test_the_compat_function_refuses_what_the_operator_refuses() -> None:
+    """Tables beyond 32 bits are not wrapped on the way, and a gradient buffer of another shape loses nothing."""
+    arguments = [torch.from_numpy(a) for a in inputs.aggregation("compat").values()]
+    feat, shapes, starts, location, weights = [a.float() if a.is_floating_point() else a.long() for a in arguments]
+    with pytest.raises(ValueError, match=r"^spatial_shape\["):
+        compat.deformable_aggregation_function(feat, shapes + 2**32, starts, location, weights)
+    buffers = [torch.zeros_like(feat), torch.zeros_like(location), torch.zeros(1)]
+    grad_output = torch.ones(feat.shape[0], location.shape[1], feat.shape[2])
+    with pytest.raises(ValueError, match=r"^grad_weights: expected shape"):
+        backward = compat.deformable_aggregation_ext.deformable_aggregation_backward
+        backward(feat, shapes, starts, location, weights, grad_output, *buffers)
+    assert not any(buffer.any() for buffer in buffers)

@@ -12,7 +12,7 @@ from muspace_core import checks
 from muspace_core.register import takes_direct_path
 from torch.utils.weak import WeakTensorKeyDictionary
 
-_INFINITY = float("inf")
+_INFINITY, _MOST = float("inf"), (1 << 63) - 1
 #: tensor -> (version, numbers); models keep such sizes in buffers, and reading one waits for the device.
 _READ: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
@@ -66,10 +66,12 @@ def _is_number(item: Any) -> bool:
 def sizes(argument: str, value: Any, *counts: int) -> tuple[int, ...]:
     """``counts`` non-negative integers (one of several lengths) from a sequence or tensor, in order."""
     found = value if _plain(value, counts, (int,)) else _sequence(argument, value, counts, "integers", _is_integer)
-    if found is value and (not value or min(value) >= 0):
+    if found is value and (not value or 0 <= min(value) <= max(value) <= _MOST):
         return tuple(value)
     if any(item < 0 for item in found):
         raise checks.fail(argument, "sizes of at least 0", list(found))
+    if any(item > _MOST for item in found):
+        raise checks.fail(argument, "sizes of at most 2^63 - 1", list(found))
     # a symbolic size must stay one: int() would make it a constant of the graph
     return tuple(item if isinstance(item, torch.SymInt) else int(item) for item in found)  # type: ignore[misc]
 
@@ -77,7 +79,11 @@ def sizes(argument: str, value: Any, *counts: int) -> tuple[int, ...]:
 def reals(argument: str, value: Any, *counts: int) -> tuple[float, ...]:
     """``counts`` finite numbers (one of several lengths, any number without one) from a sequence or tensor, in order."""
     plain = _plain(value, counts, (float, int))
-    found = tuple(map(float, value if plain else _sequence(argument, value, counts, "numbers", _is_number)))
+    given = value if plain else _sequence(argument, value, counts, "numbers", _is_number)
+    try:
+        found = tuple(map(float, given))
+    except OverflowError:
+        raise checks.fail(argument, "finite numbers", "integers beyond every float") from None
     if (found and not -_INFINITY < min(found) <= max(found) < _INFINITY) or any(item != item for item in found):
         raise checks.fail(argument, "finite numbers", list(found))
     return found
@@ -85,7 +91,7 @@ def reals(argument: str, value: Any, *counts: int) -> tuple[float, ...]:
 
 def size(argument: str, value: Any) -> int:
     """One non-negative integer from an int or a 0-dim tensor."""
-    if type(value) is int and value >= 0:
+    if type(value) is int and 0 <= value <= _MOST:
         return value
     if isinstance(value, torch.Tensor):
         found = _from_tensor(argument, value)
@@ -94,6 +100,6 @@ def size(argument: str, value: Any) -> int:
         value = found[0]
     if not _is_integer(value):
         raise TypeError(f"{argument}: expected an integer, got {value!r}")
-    if value < 0:
-        raise checks.fail(argument, "a size of at least 0", value)
+    if value < 0 or value > _MOST:
+        raise checks.fail(argument, "a size of at least 0" if value < 0 else "a size of at most 2^63 - 1", value)
     return value if isinstance(value, torch.SymInt) else int(value)  # type: ignore[return-value]

@@ -35,6 +35,12 @@ def memory(argument: str, value: torch.Tensor) -> None:
         raise fail(argument, "a tensor with memory", "none")
 
 
+def plain_memory(argument: str, value: torch.Tensor) -> None:
+    """``memory`` for an eager tensor; fake and traced ones have none to be asked for."""
+    if type(value) is torch.Tensor and not value.is_meta and not torch.compiler.is_compiling():
+        memory(argument, value)
+
+
 def rank(argument: str, value: torch.Tensor, axes: str) -> None:
     """Number of dimensions; ``axes`` names them, as in ``"B S H D"``."""
     if value.dim() != len(axes.split()):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from muspace_core import checks
 
 from muspace_msda.modules import MultiScaleDeformableAttention
 from muspace_msda.ops import deformable_aggregation, multi_scale_deformable_attn
@@ -16,14 +17,15 @@ from muspace_msda.ops import deformable_aggregation, multi_scale_deformable_attn
 class MultiScaleDeformableAttnFunction:
     """mmcv's autograd function: called as ``MultiScaleDeformableAttnFunction.apply(...)``.
 
-    Unlike upstream, locations and weights keep their own dtype and any batch size works whatever ``im2col_step`` is.
+        Unlike upstream, locations and weights keep their own dtype and any batch size works whatever ``im2col_step`` is.
 
-    >>> import torch
-    >>> from muspace_msda.compat import MultiScaleDeformableAttnFunction
-    >>> shapes, starts = torch.tensor([[4, 4]]), torch.tensor([0])
-    >>> locations, weights = torch.rand(1, 3, 2, 1, 4, 2), torch.full((1, 3, 2, 1, 4), 0.25)
-    >>> MultiScaleDeformableAttnFunction.apply(torch.randn(1, 16, 2, 8), shapes, starts, locations, weights, 64).shape
-    torch.Size([1, 3, 16])
+        >>> import torch
+    from muspace_core import checks
+        >>> from muspace_msda.compat import MultiScaleDeformableAttnFunction
+        >>> shapes, starts = torch.tensor([[4, 4]]), torch.tensor([0])
+        >>> locations, weights = torch.rand(1, 3, 2, 1, 4, 2), torch.full((1, 3, 2, 1, 4), 0.25)
+        >>> MultiScaleDeformableAttnFunction.apply(torch.randn(1, 16, 2, 8), shapes, starts, locations, weights, 64).shape
+        torch.Size([1, 3, 16])
     """
 
     @staticmethod
@@ -73,7 +75,7 @@ def multi_scale_deformable_attn_pytorch(
 class DeformableAggregationFunction:
     """Sparse4D's and SparseDrive's autograd function, called as ``DeformableAggregationFunction.apply(...)``.
 
-    Casts as upstream: features, locations and weights to fp32, the tables to integers.
+    Casts as upstream: features, locations and weights to fp32.
     """
 
     @staticmethod
@@ -85,9 +87,12 @@ class DeformableAggregationFunction:
         weights: torch.Tensor,
     ) -> torch.Tensor:
         """Arguments, shapes and errors of ``muspace_msda.deformable_aggregation``."""
-        return deformable_aggregation(
-            mc_ms_feat.float(), spatial_shape.int(), scale_start_index.int(), sampling_location.float(), weights.float()
-        )
+        named = {"mc_ms_feat": mc_ms_feat, "sampling_location": sampling_location, "weights": weights}
+        checks.tensors(**named)
+        for argument, tensor in named.items():
+            checks.plain_memory(argument, tensor)
+        feature, location, shares = (tensor.float() for tensor in named.values())
+        return deformable_aggregation(feature, spatial_shape, scale_start_index, location, shares)
 
 
 def deformable_aggregation_function(
@@ -146,6 +151,10 @@ def _aggregation_backward(
     grad_sampling_location: torch.Tensor,
     grad_weights: torch.Tensor,
 ) -> None:
+    buffers = (grad_mc_ms_feat, mc_ms_feat), (grad_sampling_location, sampling_location), (grad_weights, weights)
+    for argument, (buffer, like) in zip(("grad_mc_ms_feat", "grad_sampling_location", "grad_weights"), buffers, strict=True):
+        if buffer.shape != like.shape:
+            raise checks.fail(argument, f"shape {list(like.shape)}", list(buffer.shape))
     leaves = [tensor.detach().requires_grad_() for tensor in (mc_ms_feat, sampling_location, weights)]
     with torch.enable_grad():
         output = deformable_aggregation(leaves[0], spatial_shape, scale_start_index, leaves[1], leaves[2])

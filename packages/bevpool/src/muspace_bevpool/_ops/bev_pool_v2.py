@@ -86,7 +86,7 @@ def bev_pool_v2(
         ranks = _checked_ranks((ranks_depth, ranks_feat, ranks_bev, interval_starts, interval_lengths), "feat", feat.device)
         check_counts("depth", depth.numel(), "bev_feat_shape", cells)
     else:
-        plan.check("bev_pool_v2", (depth.numel(), rows, *shape), feat.device)
+        plan.check("bev_pool_v2", (*depth.shape, *shape), feat.device)
         ranks = plan.ranks
 
     def native(selected: str, deterministic: bool) -> torch.Tensor:
@@ -149,7 +149,7 @@ def bev_pool_v2_plan(
     weights, count = rows * bins, ranks[0].shape[0]
     check_counts("depth_shape", max(weights, count), "bev_feat_shape", cells)
     selected = _DISPATCHER.choose(backend, device, torch.float32).backend
-    sizes = (weights, rows, *shape)
+    sizes = (batch, cameras, bins, height, width, *shape)
     with torch.inference_mode(False):  # a plan serves training too, wherever it was made
         return _make_plan(ranks, sizes, weights, rows, cells, selected)
 
@@ -200,7 +200,8 @@ def bev_pool_v2_ranks(
     """
     checks.tensors(points=points)
     checks.rank("points", points, "B N D fH fW 3")
-    checks.dtype("points", points, checks.STORAGE_DTYPES)
+    checks.storage("points", points)
+    checks.plain_memory("points", points)
     if points.shape[5] != 3:
         checks.shape("points", points, "B N D fH fW 3", (*points.shape[:5], 3))
     low, step = _host.reals("lower_bound", lower_bound, 3), _host.reals("interval", interval, 3)
@@ -245,6 +246,7 @@ def _checked_ranks(ranks: tuple[Any, ...], owner: str, device: torch.device) -> 
         checks.rank(name, rank, "Ni" if name.startswith("interval") else "Np")
         checks.dtype(name, rank, planning.INDEX_DTYPES)
         checks.same_device(name, rank, owner, device)
+        checks.plain_memory(name, rank)
     points, intervals = ranks[2].shape[0], ranks[3].shape[0]
     for name, rank, count in zip(_NAMES, ranks, (points, points, points, intervals, intervals), strict=True):
         if rank.shape[0] != count:

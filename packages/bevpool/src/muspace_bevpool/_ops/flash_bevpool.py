@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from muspace_bevpool import _autograd, _host, _reference
 
 _DISPATCHER = _autograd.DISPATCHERS["flash_bevpool"]
 Numbers = torch.Tensor | Sequence[float]
+#: Of a grid, heights included: what the device kernels count.
+MOST_CELLS = 1 << 28
 
 
 def flash_bevpool(
@@ -116,7 +119,10 @@ def region(
     for low, high in zip(roi[::2], roi[1::2], strict=True):
         if not low < high:
             raise checks.fail("roi_range", "low < high on every axis", list(roi))
-    return image, roi, _host.sizes("grid_size", grid_size, counts[1])
+    grid = _host.sizes("grid_size", grid_size, counts[1])
+    if math.prod(grid) > MOST_CELLS:
+        raise checks.fail("grid_size", f"at most {MOST_CELLS} cells", list(grid))
+    return image, roi, grid
 
 
 def projection_rows(projections: torch.Tensor, image_feats: torch.Tensor, batch: int, cameras: int) -> torch.Tensor:
@@ -136,16 +142,19 @@ def projection_rows(projections: torch.Tensor, image_feats: torch.Tensor, batch:
 
 
 def _parameters(distribution: Any, epsilon: Any, threshold: Any) -> tuple[int, float, float]:
-    if isinstance(distribution, bool) or distribution not in (0, 1):
+    if not isinstance(distribution, numbers.Integral) or isinstance(distribution, bool) or distribution not in (0, 1):
         raise checks.fail("depth_distribution", "0 (Gaussian) or 1 (Laplace)", repr(distribution))
-    numbers = []
-    for argument, value in (("epsilon", epsilon), ("depth_weight_threshold", threshold)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{argument}: expected a number, got {value!r}")
-        if not 0 <= value < math.inf:  # comparisons can be traced, isfinite cannot
-            raise checks.fail(argument, "a finite number of at least 0", value)
-        numbers.append(float(value))
-    return int(distribution), numbers[0], numbers[1]
+    return int(distribution), positive("epsilon", epsilon, 0), positive("depth_weight_threshold", threshold, 0)
+
+
+def positive(argument: str, value: Any, least: float) -> float:
+    """A finite number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{argument}: expected a number, got {value!r}")
+    number = float(value)
+    if not least <= number < math.inf:  # comparisons can be traced, isfinite cannot
+        raise checks.fail(argument, f"a finite number of at least {least}", value)
+    return number
 
 
 def _check_feature_size(given: Any, batch: int, cameras: int, height: int, width: int) -> None:
@@ -155,8 +164,12 @@ def _check_feature_size(given: Any, batch: int, cameras: int, height: int, width
         return
     expected = f"(h, w) = ({height}, {width}) of image_feats for every camera"
     if isinstance(given, torch.Tensor):
-        checks.memory("feature_size", given)
-    rows = torch.as_tensor(given).detach().cpu()
+        checks.layout(feature_size=given)
+        checks.plain_memory("feature_size", given)
+    try:
+        rows = torch.as_tensor(given).detach().cpu()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise TypeError(f"feature_size: expected a tensor or numbers (h, w), got {given!r}") from None
     if rows.shape not in ((2,), (batch, cameras, 2)):
         raise checks.fail("feature_size", f"shape [2] or [B, N, 2] = [{batch}, {cameras}, 2]", list(rows.shape))
     if rows.numel() and not bool((rows == torch.tensor([height, width])).all()):

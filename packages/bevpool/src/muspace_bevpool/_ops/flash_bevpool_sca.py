@@ -9,12 +9,13 @@ import torch
 from muspace_core import checks
 
 from muspace_bevpool import _autograd, _host, _reference
-from muspace_bevpool._ops.flash_bevpool import Numbers, projection_rows, region
+from muspace_bevpool._ops.flash_bevpool import Numbers, positive, projection_rows, region
 from muspace_bevpool._ops.planning import absent
 
 _DISPATCHER = _autograd.DISPATCHERS["flash_bevpool_sca"]
 #: The library keeps the level table in registers.
 MOST_LEVELS = 8
+MOST_ANCHORS = 1 << 12
 _HEAD_CHANNELS = 32
 
 
@@ -90,12 +91,14 @@ def flash_bevpool_sca(
     if sampling_offsets is None and attention_weights is None and channels % _HEAD_CHANNELS == 0:
         heads = max(1, channels // _HEAD_CHANNELS)  # all heads look the same way then, and the kernels are made for several
     if heads == 0 or channels % heads:
-        raise checks.fail("sampling_offsets", f"a number of heads that divides C = {channels}", f"{heads} heads")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps > 0:
-        raise checks.fail("eps", "a positive number", repr(eps))
-    if average not in ("hit_cameras", "none"):
+        argument = "attention_weights" if sampling_offsets is None else "sampling_offsets"
+        raise checks.fail(argument, f"a number of heads that divides C = {channels}", f"{heads} heads")
+    eps = positive("eps", eps, 0)
+    if eps == 0:
+        raise checks.fail("eps", "a positive number", eps)
+    if not isinstance(average, str) or average not in ("hit_cameras", "none"):
         raise checks.fail("average", "'hit_cameras' or 'none'", repr(average))
-    scalars = (sizes, image, roi, grid, anchors, heads, points, float(eps), average == "hit_cameras")
+    scalars = (sizes, image, roi, grid, anchors, heads, points, eps, average == "hit_cameras")
 
     def native(selected: str, deterministic: bool) -> torch.Tensor:
         given = [absent(feats, feats.dtype) if t is None else t for t in (sampling_offsets, attention_weights)]
@@ -121,7 +124,9 @@ def _levels(image_feats: torch.Tensor, spatial_shapes: Any) -> tuple[torch.Tenso
         rows = [number for row in checks.integers("spatial_shapes", spatial_shapes, 2) for number in row]
     elif spatial_shapes.dim() != 2 or spatial_shapes.shape[1] != 2:
         raise checks.fail("spatial_shapes", "shape [L, 2]", list(spatial_shapes.shape))
-    sizes = _host.sizes("spatial_shapes", rows, *range(0, 2 * MOST_LEVELS + 1, 2))
+    sizes = _host.sizes("spatial_shapes", rows)
+    if len(sizes) > 2 * MOST_LEVELS:
+        raise checks.fail("spatial_shapes", f"at most {MOST_LEVELS} levels", len(sizes) // 2)
     total = sum(height * width for height, width in zip(sizes[::2], sizes[1::2], strict=True))
     if total != image_feats.shape[2]:
         expected = f"S = sum of h * w over spatial_shapes = {total}"
@@ -140,6 +145,8 @@ def _region(
         return image, roi[:4], grid[:2], _host.reals("z_anchors", z_anchors)
     if len(roi) != 6 or len(grid) != 3:
         raise checks.fail("z_anchors", "heights, or roi_range and grid_size with a z axis", "neither")
+    if grid[2] > MOST_ANCHORS:
+        raise checks.fail("grid_size", f"at most {MOST_ANCHORS} heights as anchors", grid[2])
     step = (roi[5] - roi[4]) / max(grid[2], 1)
     return image, roi[:4], grid[:2], tuple(roi[4] + (place + 0.5) * step for place in range(grid[2]))
 

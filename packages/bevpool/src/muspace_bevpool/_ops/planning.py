@@ -36,6 +36,7 @@ def check_coordinates(argument: str, coords: torch.Tensor | None, axes: str, own
         raise checks.fail(argument, f"shape [{', '.join(names)}]", list(coords.shape))
     checks.dtype(argument, coords, INDEX_DTYPES)
     checks.same_device(argument, coords, owner, device)
+    checks.plain_memory(argument, coords)
     return coords
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from muspace_core import checks
 
@@ -76,6 +78,7 @@ def voxel_pool_depth(
     checks.storage("img_feats", img_feats)
     checks.companion("img_depth", img_depth, "img_feats", img_feats)
     planning.check_plan(plan)
+    _check_flag(reduce_cams)
     batch, X, Y, Z = (_host.size(name, value) for name, value in (("B", B), ("X", X), ("Y", Y), ("Z", Z)))
     if img_feats.shape[0] != batch:
         raise checks.fail("img_feats", f"B = {batch} batch items", img_feats.shape[0])
@@ -144,6 +147,7 @@ def voxel_pool_depth_plan(
         6
     """
     checks.tensors(voxel_coords=voxel_coords, mask=mask)
+    _check_flag(reduce_cams)
     _check_geometry(voxel_coords, mask, voxel_coords.device)
     batch, X, Y, Z = (_host.size(name, value) for name, value in (("B", B), ("X", X), ("Y", Y), ("Z", Z)))
     given, sweeps, cameras, bins, height, width, _ = voxel_coords.shape
@@ -156,6 +160,11 @@ def voxel_pool_depth_plan(
     return planning.make_plan("voxel_pool_depth", sizes, voxel_coords, mask, located, points, named, backend)
 
 
+def _check_flag(reduce_cams: Any) -> None:
+    if not isinstance(reduce_cams, bool):
+        raise TypeError(f"reduce_cams: expected True or False, got {reduce_cams!r}")
+
+
 def _check_geometry(voxel_coords: torch.Tensor | None, mask: torch.Tensor | None, device: torch.device) -> tuple[int, int]:
     """(sweeps, cameras) of well-formed coordinates and mask."""
     voxel_coords = planning.check_coordinates("voxel_coords", voxel_coords, "B S N D H W 4", "img_feats", device)
@@ -165,4 +174,5 @@ def _check_geometry(voxel_coords: torch.Tensor | None, mask: torch.Tensor | None
     checks.dtype("mask", mask, (torch.bool,))
     checks.shape("mask", mask, "B S N D H W", voxel_coords.shape[:6])
     checks.same_device("mask", mask, "img_feats", device)
+    checks.plain_memory("mask", mask)
     return voxel_coords.shape[1], voxel_coords.shape[2]

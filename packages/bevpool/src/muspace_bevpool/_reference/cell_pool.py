@@ -25,19 +25,23 @@ def interval_keys(ranks_bev: torch.Tensor, interval_starts: torch.Tensor, interv
     key = torch.full(ranks_bev.shape, -1, dtype=torch.int64, device=ranks_bev.device)
     starts = interval_starts.long()
     owner = torch.repeat_interleave(torch.arange(starts.shape[0], device=starts.device), interval_lengths.long())
-    first = torch.cumsum(interval_lengths.long(), 0) - interval_lengths.long()
-    points = starts[owner] + torch.arange(owner.shape[0], device=starts.device) - first[owner]
-    key[points] = ranks_bev.long()[starts[owner]]
+    before = torch.cumsum(interval_lengths.long(), 0) - interval_lengths.long()
+    points = starts[owner] + torch.arange(owner.shape[0], device=starts.device) - before[owner]
+    first_rank = ranks_bev.long()[starts[owner]]
+    key[points] = torch.where(ranks_bev.long()[points] == first_rank, first_rank, -1)
     return key
 
 
 def pool(rows: torch.Tensor, weights: torch.Tensor | None, key: torch.Tensor, cells: int, points: PointMap) -> torch.Tensor:
     """``[cells, C]`` in fp32 (fp64 for fp64): the sum per cell of ``weights * rows``, points in ascending order."""
     dtype = torch.float64 if rows.dtype is torch.float64 else torch.float32
-    kept = key >= 0
+    kept = (key >= 0) & (key < cells)
     place = torch.arange(key.shape[0], device=key.device)
     if points.rows is not None and points.weights is not None:
         row, weight = points.rows.long(), points.weights.long()
+        count = 0 if weights is None else weights.shape[0]
+        # Faulty ranks raise where the host may look at them; in a graph their points are dropped, as on a device.
+        kept = kept & (row >= 0) & (row < rows.shape[0]) & (weight >= 0) & (weight < count)
         row, weight = torch.where(kept, row, 0), torch.where(kept, weight, 0)
     elif points.depth_bins:
         row = place // (points.depth_bins * points.pixels) * points.pixels + place % points.pixels

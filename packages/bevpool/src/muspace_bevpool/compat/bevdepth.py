@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from muspace_core import checks
 
 from muspace_bevpool.ops import voxel_pooling_inference, voxel_pooling_train
 
@@ -44,16 +45,19 @@ def _train_forward_wrapper(
     pos_memo: torch.Tensor,
 ) -> int:
     sizes = (num_voxel_x, num_voxel_y, num_voxel_z)
+    checks.shape("output_features", output_features, "B Y X C", (batch_size, num_voxel_y, num_voxel_x, num_channels))
+    checks.shape("pos_memo", pos_memo, "B N 3", (batch_size, num_points, 3))
     points = geom_xyz.view(batch_size, num_points, 3)
     with torch.no_grad():
         rows = input_features.view(batch_size, num_points, num_channels)
         found = voxel_pooling_train(points, rows, sizes).permute(0, 2, 3, 1)
-        output_features.view(found.shape).add_(found)
-        inside = ((points >= 0) & (points < points.new_tensor(sizes))).all(-1, keepdim=True)
+        bounds = torch.tensor(sizes, device=points.device)
+        inside = ((points >= 0) & (points < bounds)).all(-1, keepdim=True)
         item = torch.arange(batch_size, device=points.device, dtype=points.dtype).view(-1, 1).expand(-1, num_points)
         place = torch.stack((item, points[..., 1], points[..., 0]), -1)
-        memo = pos_memo.view(place.shape)
-        memo.copy_(torch.where(inside, place.to(memo.dtype), memo))
+        memo = torch.where(inside, place.to(pos_memo.dtype), pos_memo)
+        output_features.add_(found)  # nothing is written before everything is known
+        pos_memo.copy_(memo)
     return 1
 
 
@@ -74,6 +78,7 @@ def _inference_forward_wrapper(
 ) -> int:
     frustum = (batch_size, num_cams, num_depth, num_height, num_width)
     images = batch_size * num_cams
+    checks.shape("output_features", output_features, "B Y X C", (batch_size, num_voxel_y, num_voxel_x, num_channels))
     with torch.no_grad():
         found = voxel_pooling_inference(
             geom_xyz.view(*frustum, 3),
@@ -81,7 +86,7 @@ def _inference_forward_wrapper(
             context_features.view(images, num_channels, num_height, num_width),
             (num_voxel_x, num_voxel_y, num_voxel_z),
         ).permute(0, 2, 3, 1)
-        output_features.view(found.shape).add_(found)
+        output_features.add_(found)
     return 1
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from muspace_core import checks
 
 from muspace_bevpool.ops import bev_pool_v2, bev_pool_v2_ranks
 
@@ -76,6 +77,7 @@ def _bev_pool_v2_forward(
     interval_starts: torch.Tensor,
 ) -> None:
     ranks = (ranks_depth, ranks_feat, ranks_bev)
+    checks.rank("out", out, "B Dz Dy Dx C")
     with torch.no_grad():
         found = bev_pool_v2(depth, feat, *ranks, out.shape, interval_starts, interval_lengths)
         out.copy_(found.permute(0, 2, 3, 4, 1))
@@ -93,6 +95,8 @@ def _bev_pool_v2_backward(
     interval_lengths: torch.Tensor,
     interval_starts: torch.Tensor,
 ) -> None:
+    checks.shape("depth_grad", depth_grad, "B N D fH fW", depth.shape)
+    checks.shape("feat_grad", feat_grad, "B N fH fW C", feat.shape)
     # The intervals are runs of one feature row here, so every point is an interval of its own cell.
     starts = torch.arange(ranks_bev.shape[0], dtype=torch.int32, device=ranks_bev.device)
     leaves = depth.detach().requires_grad_(), feat.detach().requires_grad_()
@@ -106,7 +110,7 @@ def _bev_pool_v2_backward(
 
 #: The extension module, lengths before starts: ``bev_pool_v2_forward(depth, feat, out, rd, rf, rb, lengths, starts)`` writes
 #: ``out [B, Dz, Dy, Dx, C]``; ``bev_pool_v2_backward(out_grad, depth_grad, feat_grad, depth, feat, rd, rf, rb, lengths,
-#: starts)`` writes the two gradients.
+#: starts)`` writes the two gradients; its intervals are taken to cover all points, as the models make them.
 bev_pool_v2_ext = SimpleNamespace(bev_pool_v2_forward=_bev_pool_v2_forward, bev_pool_v2_backward=_bev_pool_v2_backward)
 
 __all__ = ["QuickCumsumCuda", "TRTBEVPoolv2", "bev_pool_v2", "bev_pool_v2_ext", "voxel_pooling_prepare_v2"]
