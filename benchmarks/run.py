@@ -101,6 +101,8 @@ def measure(args: argparse.Namespace, out: Path) -> int:
     """Every family that has a row for these options."""
     loaded = command.load_families(args.family)
     command.check_filters(args, loaded)
+    if args.list:
+        return command.list_cases(loaded)
     device = command.choose_device(args.device)
     chosen = [family for family in loaded if command.selected(args, device.type, [family])]
     if not chosen:

@@ -194,7 +194,7 @@ def show(document: dict[str, Any]) -> None:
         text.table(table.title(document), table.OVERHEAD_COLUMNS, rows)
 
 
-def _list(loaded: Sequence[Any]) -> int:
+def list_cases(loaded: Sequence[Any]) -> int:
     rows = [
         (family.name, case.operator, case.name, "/".join(case.device_types), case.shape, ", ".join(case.passes), case.source)
         for family in loaded
@@ -208,7 +208,7 @@ def main(args: argparse.Namespace) -> int:
     loaded = load_families(args.family)
     check_filters(args, loaded)
     if args.list:
-        return _list(loaded)
+        return list_cases(loaded)
     device = choose_device(args.device)
     _check_outputs(args)
     from muspace_core.errors import MuspaceError
