@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib.util
 import itertools
 import json
 from pathlib import Path
@@ -449,3 +450,17 @@ def test_determinism_is_restored() -> None:
     with gate.determinism(True):
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_list_of_a_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(__file__).resolve().parents[3] / "benchmarks" / "run.py"
+    if not file.is_file():
+        pytest.skip("benchmarks/ is not part of this checkout")
+    pytest.importorskip("mu_space")
+    pytest.importorskip("rich")
+    spec = importlib.util.spec_from_file_location("benchmarks_run", file)
+    assert spec is not None and spec.loader is not None
+    run = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(run)
+    assert run.main(["--list", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out and not list(tmp_path.iterdir())
