@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FFI exports of the keys of points.
-#include "cell_pool_checks.h"
+#include "bind_checks.h"
+#include "cell_pool.h"
 
 namespace muspace::bevpool {
 namespace {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FFI exports of the sums per cell and of their gradients: checks, call of the launcher.
-#include "cell_pool_checks.h"
+#include "bind_checks.h"
+#include "cell_pool.h"
 
 namespace muspace::bevpool {
 namespace {
@@ -131,10 +132,6 @@ void check_frustum(int64_t points, int64_t rows, int64_t weights, int64_t depth_
 }
 
 /// fp32, or fp64 for fp64 rows.
-DLDataType gradient_dtype(Storage type) {
-  return DLDataType{kDLFloat, static_cast<uint8_t>(type == Storage::f64 ? 64 : 32), 1};
-}
-
 void backward(TensorView grad_rows, TensorView grad_weights, TensorView grad_output, TensorView rows,
               TensorView weights, TensorView keys, TensorView row_plan, int64_t depth_bins, int64_t pixels,
               int64_t route, int64_t depth_warp, TensorView workspace, int64_t ctx) {
@@ -154,7 +151,7 @@ void backward(TensorView grad_rows, TensorView grad_weights, TensorView grad_out
   } else {
     check_like(grad_rows, "grad_rows", dtype, {rows.size(0), rows.size(1)}, device);
   }
-  check_like(grad_weights, "grad_weights", gradient_dtype(source.type),
+  check_like(grad_weights, "grad_weights", sum_dtype(source.type),
              {code == WeightRoute::per_point ? points : weight.count}, device);
   const Place place{device.device_id, ctx};
   if (source.count == 0 || source.channels == 0 || weight.count == 0 || points == 0 || cells.count == 0) {

@@ -1,34 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // FFI exports of flash_bevpool: checks, dtype switch, call of the launcher. One text for every backend.
+#include "bind_checks.h"
 #include "flash_bevpool.h"
-#include "muspace/ffi.h"
 
 namespace muspace::bevpool {
 namespace {
-
-using ffi::check_like;
-using ffi::TensorView;
 
 constexpr int64_t kMostSide = int64_t{1} << 24;  // exact in fp32
 
 struct FlashTensors {
   const TensorView &image_feats, &depth_params, &projections;
 };
-
-Storage checked_feature_type(const TensorView& image_feats) {
-  const Storage type = ffi::storage_of(image_feats, "image_feats");
-#if !defined(MSP_BACKEND_CPU)
-  if (type == Storage::f64) {
-    TVM_FFI_THROW(TypeError) << "image_feats: expected float32, float16 or bfloat16 on " << ffi::kBackend
-                             << ", got float64 (cpu only)";
-  }
-#endif
-  return type;
-}
-
-DLDataType geometry_dtype(Storage feature_type) {
-  return DLDataType{kDLFloat, static_cast<uint8_t>(feature_type == Storage::f64 ? 64 : 32), 1};
-}
 
 void check_range(const char* name, double low, double high) {
   if (low < high) return;
@@ -70,11 +52,11 @@ FlashInputs checked_inputs(const FlashTensors& tensors, const BevGrid& grid, dou
   }
   in.distribution = static_cast<DepthDistribution>(distribution);
   in.epsilon = epsilon, in.threshold = threshold;
-  in.feature_type = checked_feature_type(feats);
+  in.feature_type = row_storage(feats, "image_feats");
   in.depth_type = ffi::companion_storage(tensors.depth_params, "depth_params", in.feature_type);
   check_like(tensors.depth_params, "depth_params", tensors.depth_params.dtype(),
              {in.batch, in.cameras, in.height, in.width, 2}, device);
-  check_like(tensors.projections, "projection_matrices", geometry_dtype(in.feature_type), {in.batch, in.cameras, 3, 4},
+  check_like(tensors.projections, "projection_matrices", sum_dtype(in.feature_type), {in.batch, in.cameras, 3, 4},
              device);
   check_scalars(in);
   in.image_feats = ffi::data_of(feats);
@@ -112,7 +94,7 @@ void backward(TensorView grad_image_feats, TensorView grad_depth_params, TensorV
   const FlashInputs in = checked_inputs({image_feats, depth_params, projections}, grid, image_height, image_width,
                                         distribution, epsilon, threshold);
   const DLDevice device = image_feats.device();
-  const DLDataType sums = geometry_dtype(in.feature_type);
+  const DLDataType sums = sum_dtype(in.feature_type);
   check_like(grad_output, "grad_output", image_feats.dtype(), {in.batch, y_cells, x_cells, in.channels}, device);
   check_like(grad_image_feats, "grad_image_feats", sums, {in.batch, in.cameras, in.height, in.width, in.channels},
              device);

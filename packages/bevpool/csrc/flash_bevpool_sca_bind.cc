@@ -2,14 +2,11 @@
 // FFI exports of flash_bevpool_sca: checks, dtype switch, call of the launcher. One text for every backend.
 #include <tvm/ffi/container/array.h>
 
+#include "bind_checks.h"
 #include "flash_bevpool_sca.h"
-#include "muspace/ffi.h"
 
 namespace muspace::bevpool {
 namespace {
-
-using ffi::check_like;
-using ffi::TensorView;
 
 constexpr int64_t kMostSide = int64_t{1} << 24;  // exact in fp32
 
@@ -26,23 +23,6 @@ struct ScaScalars {
   double image_height, image_width, epsilon;
   int64_t average;
 };
-
-Storage checked_feature_type(const TensorView& image_feats) {
-  const Storage type = ffi::storage_of(image_feats, "image_feats");
-#if !defined(MSP_BACKEND_CPU)
-  if (type == Storage::f64) {
-    TVM_FFI_THROW(TypeError) << "image_feats: expected float32, float16 or bfloat16 on " << ffi::kBackend
-                             << ", got float64 (cpu only)";
-  }
-#endif
-  return type;
-}
-
-DLDataType geometry_dtype(Storage feature_type) {
-  return DLDataType{kDLFloat, static_cast<uint8_t>(feature_type == Storage::f64 ? 64 : 32), 1};
-}
-
-bool absent(const TensorView& tensor) { return tensor.ndim() == 1 && tensor.size(0) == 0; }
 
 void check_scalars(const ScaScalars& s) {
   if (!(s.x_min < s.x_max) || !(s.y_min < s.y_max)) {
@@ -103,19 +83,19 @@ ScaInputs checked_inputs(const ScaTensors& t, const Sizes& sizes, const ScaScala
   in.anchors = t.z_anchors.size(0);
   read_extent(scalars, in);
   read_levels(sizes, in);
-  in.feature_type = checked_feature_type(feats);
-  check_like(t.projections, "projection_matrices", geometry_dtype(in.feature_type), {in.batch, in.cameras, 3, 4},
+  in.feature_type = row_storage(feats, "image_feats");
+  check_like(t.projections, "projection_matrices", sum_dtype(in.feature_type), {in.batch, in.cameras, 3, 4},
              device);
-  check_like(t.z_anchors, "z_anchors", geometry_dtype(in.feature_type), {in.anchors}, device);
+  check_like(t.z_anchors, "z_anchors", sum_dtype(in.feature_type), {in.anchors}, device);
   const int64_t queries = in.x_cells * in.y_cells;
   in.offset_type = in.weight_type = Storage::f32;
-  if (!absent(t.sampling_offsets)) {
+  if (!is_absent(t.sampling_offsets)) {
     check_like(t.sampling_offsets, "sampling_offsets", t.sampling_offsets.dtype(),
                {in.batch, queries, in.heads, in.levels, in.points, 2}, device);
     in.offset_type = ffi::companion_storage(t.sampling_offsets, "sampling_offsets", in.feature_type);
     in.sampling_offsets = ffi::data_of(t.sampling_offsets);
   }
-  if (!absent(t.attention_weights)) {
+  if (!is_absent(t.attention_weights)) {
     check_like(t.attention_weights, "attention_weights", t.attention_weights.dtype(),
                {in.batch, queries, in.heads, in.levels, in.points}, device);
     in.weight_type = ffi::companion_storage(t.attention_weights, "attention_weights", in.feature_type);
@@ -148,7 +128,7 @@ void forward(TensorView output, TensorView image_feats, TensorView projections, 
 
 // An absent input has an absent gradient.
 void check_gradient(const TensorView& gradient, const char* name, const TensorView& input) {
-  if (absent(input)) return ffi::check_shape(gradient, name, {0});
+  if (is_absent(input)) return ffi::check_shape(gradient, name, {0});
   const std::vector<int64_t> expected = ffi::sizes_of(input), given = ffi::sizes_of(gradient);
   if (expected != given) {
     TVM_FFI_THROW(ValueError) << name << ": expected shape " << ffi::shape_text(expected) << ", got "
@@ -170,7 +150,7 @@ void backward(TensorView grad_image_feats, TensorView grad_offsets, TensorView g
       checked_inputs({image_feats, projections, z_anchors, sampling_offsets, attention_weights}, level_sizes, scalars);
   const DLDevice device = image_feats.device();
   check_like(grad_output, "grad_output", image_feats.dtype(), {in.batch, x_cells * y_cells, in.channels}, device);
-  check_like(grad_image_feats, "grad_image_feats", geometry_dtype(in.feature_type),
+  check_like(grad_image_feats, "grad_image_feats", sum_dtype(in.feature_type),
              {in.batch, in.cameras, in.rows, in.channels}, device);
   check_gradient(grad_offsets, "grad_offsets", sampling_offsets);
   check_gradient(grad_weights, "grad_weights", attention_weights);

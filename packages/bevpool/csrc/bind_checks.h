@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks that the bindings of keys, plans and sums share.
+// Checks that the bindings of the family share.
 #pragma once
 #include <cstdint>
 
-#include "cell_pool.h"
 #include "muspace/ffi.h"
 
 namespace muspace::bevpool {
@@ -30,10 +29,15 @@ inline Storage row_storage(const TensorView& tensor, const char* name) {
 #if !defined(MSP_BACKEND_CPU)
   if (storage == Storage::f64) {
     TVM_FFI_THROW(TypeError) << name << ": expected float32, float16 or bfloat16 on " << ffi::kBackend
-                             << ", got float64";
+                             << ", got float64 (cpu only)";
   }
 #endif
   return storage;
+}
+
+/// Of geometry, and of gradients that are sums: fp32, fp64 beside fp64 features.
+inline DLDataType sum_dtype(Storage features) {
+  return DLDataType{kDLFloat, static_cast<uint8_t>(features == Storage::f64 ? 64 : 32), 1};
 }
 
 /// Plans and workspaces are read by 16-byte words.
