@@ -17,15 +17,14 @@ from muspace_msda.ops import deformable_aggregation, multi_scale_deformable_attn
 class MultiScaleDeformableAttnFunction:
     """mmcv's autograd function: called as ``MultiScaleDeformableAttnFunction.apply(...)``.
 
-        Unlike upstream, locations and weights keep their own dtype and any batch size works whatever ``im2col_step`` is.
+    Unlike upstream, locations and weights keep their own dtype and any batch size works whatever ``im2col_step`` is.
 
-        >>> import torch
-    from muspace_core import checks
-        >>> from muspace_msda.compat import MultiScaleDeformableAttnFunction
-        >>> shapes, starts = torch.tensor([[4, 4]]), torch.tensor([0])
-        >>> locations, weights = torch.rand(1, 3, 2, 1, 4, 2), torch.full((1, 3, 2, 1, 4), 0.25)
-        >>> MultiScaleDeformableAttnFunction.apply(torch.randn(1, 16, 2, 8), shapes, starts, locations, weights, 64).shape
-        torch.Size([1, 3, 16])
+    >>> import torch
+    >>> from muspace_msda.compat import MultiScaleDeformableAttnFunction
+    >>> shapes, starts = torch.tensor([[4, 4]]), torch.tensor([0])
+    >>> locations, weights = torch.rand(1, 3, 2, 1, 4, 2), torch.full((1, 3, 2, 1, 4), 0.25)
+    >>> MultiScaleDeformableAttnFunction.apply(torch.randn(1, 16, 2, 8), shapes, starts, locations, weights, 64).shape
+    torch.Size([1, 3, 16])
     """
 
     @staticmethod
