@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -120,6 +121,38 @@ def test_the_format_is_differentiable(device: str) -> None:
     feat.square().sum().backward()
     for m in maps:
         assert_bits_equal(m.grad, 2 * m.detach())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (lambda maps: maps[0], TypeError, "feature_maps: expected a list"),
+        (lambda maps: [], TypeError, "an empty list"),
+        (lambda maps: [maps, []], TypeError, "an empty list"),
+        (lambda maps: [maps[0], None], TypeError, r"feature_maps\[1\]: expected a torch.Tensor, got NoneType"),
+        (lambda maps: [maps[0][0]], ValueError, r"feature_maps\[0\]: expected shape \[B, cams, C, h, w\]"),
+        (lambda maps: [maps[0], maps[1][:, :2]], ValueError, r"feature_maps\[1\]: expected sizes \[2, 3, 8\]"),
+        (lambda maps: [maps[0], maps[1].half()], TypeError, r"feature_maps\[1\]: expected dtype float32, got float16"),
+        (lambda maps: [maps, maps[:2]], ValueError, "feature_maps: expected 3 levels in every group"),
+        (lambda maps: [maps, [m[:1] for m in maps]], ValueError, r"feature_maps\[1\]: expected sizes"),
+    ],
+)
+def test_maps_that_do_not_fit_together_are_refused(spoil: Any, error: type[Exception], text: str, device: str) -> None:
+    with pytest.raises(error, match=text):
+        compat.feature_maps_format(spoil(_maps(device)))
+
+
+def test_rows_that_do_not_fit_their_table_are_refused(device: str) -> None:
+    feat, shapes, starts = compat.feature_maps_format(_maps(device))
+    for given, error, text in (
+        ([feat, shapes], ValueError, "got 2 entries"),
+        ([feat[:, :-1], shapes, starts], ValueError, "F = sum of h"),
+        ([feat[0], shapes, starts], ValueError, r"feature_maps\[0\]: expected shape"),
+        ([feat, shapes[0], starts], ValueError, r"feature_maps\[1\]: expected shape"),
+        ([feat, shapes.tolist(), starts], TypeError, r"feature_maps\[1\]: expected a torch.Tensor, got list"),
+    ):
+        with pytest.raises(error, match=text):
+            compat.feature_maps_format(given, inverse=True)
 
 
 # ---- the extension's two functions ---------------------------------------------------------------------------------

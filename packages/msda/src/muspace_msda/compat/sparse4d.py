@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators under their upstream names: argument translation only."""
+"""Sparse4D's and SparseDrive's ``projects/mmdet3d_plugin/ops``: the aggregation, its extension and the format of its maps."""
 
 from __future__ import annotations
 
@@ -10,65 +10,7 @@ from typing import Any
 import torch
 from muspace_core import checks
 
-from muspace_msda.modules import MultiScaleDeformableAttention
-from muspace_msda.ops import deformable_aggregation, multi_scale_deformable_attn
-
-
-class MultiScaleDeformableAttnFunction:
-    """mmcv's autograd function: called as ``MultiScaleDeformableAttnFunction.apply(...)``.
-
-    Unlike upstream, locations and weights keep their own dtype and any batch size works whatever ``im2col_step`` is.
-
-    >>> import torch
-    >>> from muspace_msda.compat import MultiScaleDeformableAttnFunction
-    >>> shapes, starts = torch.tensor([[4, 4]]), torch.tensor([0])
-    >>> locations, weights = torch.rand(1, 3, 2, 1, 4, 2), torch.full((1, 3, 2, 1, 4), 0.25)
-    >>> MultiScaleDeformableAttnFunction.apply(torch.randn(1, 16, 2, 8), shapes, starts, locations, weights, 64).shape
-    torch.Size([1, 3, 16])
-    """
-
-    @staticmethod
-    def apply(
-        value: torch.Tensor,
-        value_spatial_shapes: torch.Tensor,
-        value_level_start_index: torch.Tensor,
-        sampling_locations: torch.Tensor,
-        attention_weights: torch.Tensor,
-        im2col_step: int = 64,
-        *,
-        legacy_level_alias: bool = False,
-    ) -> torch.Tensor:
-        """Arguments, shapes and errors of ``muspace_msda.multi_scale_deformable_attn``."""
-        return multi_scale_deformable_attn(
-            value,
-            value_spatial_shapes,
-            value_level_start_index,
-            sampling_locations,
-            attention_weights,
-            im2col_step,
-            legacy_level_alias=legacy_level_alias,
-        )
-
-
-class MSDeformAttnFunction(MultiScaleDeformableAttnFunction):
-    """Deformable-DETR's autograd function, the same call under its name."""
-
-
-def multi_scale_deformable_attn_pytorch(
-    value: torch.Tensor,
-    value_spatial_shapes: torch.Tensor,
-    sampling_locations: torch.Tensor,
-    attention_weights: torch.Tensor,
-    *,
-    legacy_level_alias: bool = False,
-) -> torch.Tensor:
-    """mmcv's Python helper: the call without ``level_start_index``, here on the native backend.
-
-    Arguments, shapes and errors of ``muspace_msda.multi_scale_deformable_attn``.
-    """
-    return multi_scale_deformable_attn(
-        value, value_spatial_shapes, None, sampling_locations, attention_weights, legacy_level_alias=legacy_level_alias
-    )
+from muspace_msda.ops import deformable_aggregation
 
 
 class DeformableAggregationFunction:
@@ -109,13 +51,25 @@ def feature_maps_format(feature_maps: Sequence[Any], inverse: bool = False) -> l
     """Pyramids ``[[B, cams, C, h, w], ...]`` as ``[rows [B, F, C], spatial_shape, scale_start_index]`` and back.
 
     A list of such pyramids, one for each group of cameras of one image size, is concatenated; ``inverse`` gives that form.
+
+    Raises:
+        TypeError: not a sequence of tensors.
+        ValueError: levels that differ in more than height and width; with ``inverse``, sizes that do not add up to the rows.
     """
+    if not isinstance(feature_maps, (list, tuple)) or not feature_maps:
+        raise TypeError(f"feature_maps: expected a list of maps or of lists of maps, got {_named(feature_maps)}")
     if inverse:
-        return _unformat(*feature_maps)
+        return _unformat(feature_maps)
     if isinstance(feature_maps[0], (list, tuple)):
         groups = [feature_maps_format(group) for group in feature_maps]
+        for place, group in enumerate(groups):
+            _check_like(f"feature_maps[{place}]", group[0], groups[0][0], (0, 2))
+        shape = groups[0][1].shape
+        if any(group[1].shape[1] != shape[1] for group in groups):
+            raise checks.fail("feature_maps", f"{shape[1]} levels in every group", [group[1].shape[1] for group in groups])
         rows, shapes = torch.cat([group[0] for group in groups], 1), torch.cat([group[1] for group in groups])
     else:
+        _check_levels(feature_maps)
         rows = torch.cat([level.flatten(3) for level in feature_maps], 3).transpose(2, 3).flatten(1, 2)
         cameras = feature_maps[0].shape[1]
         shapes = torch.tensor([[tuple(level.shape[-2:]) for level in feature_maps]] * cameras, device=rows.device)
@@ -123,9 +77,40 @@ def feature_maps_format(feature_maps: Sequence[Any], inverse: bool = False) -> l
     return [rows, shapes, (torch.cumsum(areas, 0) - areas).view(shapes.shape[:2])]
 
 
-def _unformat(rows: torch.Tensor, spatial_shape: torch.Tensor, _starts: torch.Tensor) -> list[list[torch.Tensor]]:
+def _named(value: object) -> str:
+    return "an empty list" if isinstance(value, (list, tuple)) else type(value).__name__
+
+
+def _check_levels(levels: Sequence[Any]) -> None:
+    for place, level in enumerate(levels):
+        argument = f"feature_maps[{place}]"
+        checks.tensors(**{argument: level})
+        checks.rank(argument, level, "B cams C h w")
+        checks.plain_memory(argument, level)
+        _check_like(argument, level, levels[0], (0, 1, 2))
+
+
+def _check_like(argument: str, tensor: torch.Tensor, first: torch.Tensor, axes: tuple[int, ...]) -> None:
+    """Equal to ``first`` in dtype, device and the sizes of ``axes``."""
+    found, wanted = ([t.shape[axis] for axis in axes] for t in (tensor, first))
+    if found != wanted:
+        raise checks.fail(argument, f"sizes {wanted} of feature_maps[0] along axes {list(axes)}", found)
+    checks.dtype(argument, tensor, (first.dtype,))
+    checks.same_device(argument, tensor, "feature_maps[0]", first.device)
+
+
+def _unformat(feature_maps: Sequence[Any]) -> list[list[torch.Tensor]]:
     """Neighbouring cameras of the same sizes form one group."""
+    if len(feature_maps) != 3:
+        raise checks.fail("feature_maps", "[rows, spatial_shape, scale_start_index]", f"{len(feature_maps)} entries")
+    rows, spatial_shape, _ = feature_maps
+    checks.tensors(**{"feature_maps[0]": rows, "feature_maps[1]": spatial_shape})
+    checks.rank("feature_maps[0]", rows, "B F C")
+    checks.rank("feature_maps[1]", spatial_shape, "cams scales 2")
     shapes, groups, first = spatial_shape.tolist(), [], 0
+    total = sum(height * width for sizes in shapes for height, width in sizes)
+    if total != rows.shape[1]:
+        raise checks.fail("feature_maps[0]", f"F = sum of h * w over spatial_shape = {total}", f"F = {rows.shape[1]}")
     place = 0
     while place < len(shapes):
         sizes, cameras = shapes[place], 1
@@ -166,14 +151,3 @@ def _aggregation_backward(
 deformable_aggregation_ext = SimpleNamespace(
     deformable_aggregation_forward=DeformableAggregationFunction.apply, deformable_aggregation_backward=_aggregation_backward
 )
-
-__all__ = [
-    "DeformableAggregationFunction",
-    "MSDeformAttnFunction",
-    "MultiScaleDeformableAttention",
-    "MultiScaleDeformableAttnFunction",
-    "deformable_aggregation_ext",
-    "deformable_aggregation_function",
-    "feature_maps_format",
-    "multi_scale_deformable_attn_pytorch",
-]
