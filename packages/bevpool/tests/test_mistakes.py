@@ -99,6 +99,13 @@ def test_a_compiled_reference_drops_what_it_cannot_refuse(ranks_depth: torch.Ten
     assert compiled(ranks_depth).sum() == 0.75  # the first point alone
 
 
+@pytest.mark.parametrize(("rank", "named"), [(-5, "-5"), (9, "9"), (2**40, str(2**31 - 1))], ids=["negative", "beyond", "huge"])
+def test_a_faulty_rank_is_named_as_it_was_given(rank: int, named: str) -> None:
+    """int64 ranks too, up to what 32 bits hold."""
+    with pytest.raises(ValueError, match=rf"^ranks_depth\[1\]: expected an index from 0 to 1, got {named}$"):
+        pooled(torch.tensor([0, rank]))
+
+
 def test_a_plan_knows_the_shape_of_its_depth() -> None:
     ranks = ints(0, 1)
     plan = bev_pool_v2_plan(ranks, ranks, ints(3, 3), SHAPE, ints(0), ints(2), depth_shape=(1, 1, 1, 2, 1))

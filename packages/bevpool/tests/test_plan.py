@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from muspace_bevpool import PoolPlan, bev_pool_v2_plan
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.plugin import load_sibling
 from muspace_core.testing.process import in_child
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 calls = load_sibling(__file__, "pool_calls")
 every = pytest.mark.parametrize("pooling", calls.POOLINGS.values(), ids=list(calls.POOLINGS))
@@ -120,6 +122,15 @@ def test_a_plan_holds_no_graph(pooling: Any, backend: str, device: str) -> None:
     ).requires_grad
 
 
+@pytest.mark.skipif(not hasattr(torch.serialization, "add_safe_globals"), reason="this torch loads without asking")
+@every
+def test_a_saved_plan_loads_as_tensors_do(pooling: Any, backend: str, device: str, tmp_path: Path) -> None:
+    tensors = _smallest(pooling, device)
+    torch.save(pooling.plan(backend, tensors), tmp_path / "plan.pt")
+    loaded = torch.load(tmp_path / "plan.pt", weights_only=True)
+    assert_bits_equal(pooling.call(backend, tensors, plan=loaded), pooling.call(backend, tensors), "loaded plan")
+
+
 # ---- builders ------------------------------------------------------------------------------------------------------
 @every
 def test_builders_refuse_like_the_operators(pooling: Any, backend: str, device: str) -> None:
@@ -140,6 +151,27 @@ def test_builders_refuse_like_the_operators(pooling: Any, backend: str, device: 
             # Sizes that only the features know: rows, images, pixels.
             assert case.exception is ValueError, case.name
     assert tried >= 5
+
+
+@every
+def test_builders_refuse_tensors_without_contents(pooling: Any, backend: str, device: str) -> None:
+    tensors = _smallest(pooling, device)
+    meta = tensors | {name: tensors[name].to("meta") for name in pooling.planned_by if isinstance(tensors[name], torch.Tensor)}
+    with pytest.raises(ValueError, match=r": expected a tensor with contents .*, got a meta tensor"):
+        pooling.plan(backend, meta)
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(ValueError, match=r"a tensor with contents .*, got a fake one"),
+    ):
+        pooling.plan(backend, tensors)
+
+
+@every
+def test_builders_run_outside_compiled_graphs(pooling: Any, backend: str, device: str) -> None:
+    """A graph break and no more: nothing of the builder is traced, so nothing of it can be wrong in a graph."""
+    tensors = _smallest(pooling, device)
+    compiled = torch.compile(lambda: pooling.call(backend, tensors, plan=pooling.plan(backend, tensors)) * 2, backend="eager")
+    assert_bits_equal(compiled(), pooling.call(backend, tensors) * 2, "compiled around a builder")
 
 
 @pytest.mark.parametrize(

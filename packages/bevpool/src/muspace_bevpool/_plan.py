@@ -54,7 +54,7 @@ class PoolPlan:
 
     Made by the ``*_plan`` functions; opaque but for ``nbytes``, ``device`` and ``kept()``. A plan serves one operator, one
     set of sizes and one backend; features, depths and their dtypes may change from call to call, forward and backward. Calls
-    with a plan neither sort nor read anything on the host, so they can be captured in a CUDA graph.
+    with a plan neither sort nor read anything on the host, so they can be captured in a CUDA graph. ``torch.save`` keeps one.
 
     >>> import torch
     >>> from muspace_bevpool import bev_pool, bev_pool_plan
@@ -103,6 +103,10 @@ class PoolPlan:
         """ValueError unless ``backend`` can read the plan; the reference reads every plan."""
         if backend not in (self.backend, "reference"):
             raise checks.fail("plan", f"one built for backend {backend}", f"one built for {self.backend}")
+
+
+if hasattr(torch.serialization, "add_safe_globals"):  # torch.load then opens a saved plan without trusting the file
+    torch.serialization.add_safe_globals([PoolPlan])
 
 
 def check_counts(point_argument: str, points: int, cell_argument: str, cells: int) -> None:

@@ -14,7 +14,7 @@ from muspace_bevpool import _autograd, _host, _reference
 from muspace_bevpool._native import bev_pool_v2 as library
 from muspace_bevpool._native import cell_pool
 from muspace_bevpool._ops import planning
-from muspace_bevpool._plan import PointMap, PoolPlan, check_counts
+from muspace_bevpool._plan import MOST, PointMap, PoolPlan, check_counts
 
 _DISPATCHER = _autograd.DISPATCHERS["bev_pool_v2"]
 _NAMES = ("ranks_depth", "ranks_feat", "ranks_bev", "interval_starts", "interval_lengths")
@@ -140,6 +140,7 @@ def bev_pool_v2_plan(
         tensor(6.)
     """
     checks.tensors(ranks_depth=ranks_depth)
+    planning.check_contents("ranks_depth", ranks_depth)
     device = ranks_depth.device
     given = (ranks_depth, ranks_feat, ranks_bev, interval_starts, interval_lengths)
     ranks = _checked_ranks(given, "ranks_depth", device)
@@ -154,6 +155,7 @@ def bev_pool_v2_plan(
         return _make_plan(ranks, sizes, weights, rows, cells, selected)
 
 
+@torch.compiler.disable
 def _make_plan(
     given: tuple[torch.Tensor, ...], sizes: tuple[int, ...], weights: int, rows: int, cells: int, selected: str
 ) -> PoolPlan:
@@ -256,9 +258,8 @@ def _checked_ranks(ranks: tuple[Any, ...], owner: str, device: torch.device) -> 
 
 
 def _narrowed(rank: torch.Tensor) -> torch.Tensor:
-    """int64 ranks as int32; what does not fit becomes -1, which no rank may be."""
-    low = torch.where((rank >= 0) & (rank < 1 << 31), rank, -1)
-    return low.int()
+    """int64 ranks as int32; what does not fit becomes the nearest that does, which no rank may be either."""
+    return rank.clamp(-MOST - 1, MOST).int()
 
 
 def _reference_keys(ranks: tuple[torch.Tensor, ...], weights: int, rows: int, cells: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from muspace_core import checks
 from muspace_core.register import takes_direct_path
+from torch._guards import detect_fake_mode
 
 from muspace_bevpool import _autograd, _reference
 from muspace_bevpool._native import cell_pool, nothing
@@ -40,6 +41,13 @@ def check_coordinates(argument: str, coords: torch.Tensor | None, axes: str, own
     return coords
 
 
+def check_contents(argument: str, tensor: torch.Tensor) -> None:
+    """ValueError for a fake or meta tensor: a plan is made of numbers."""
+    if tensor.is_meta or detect_fake_mode((tensor,)) is not None:
+        kind = "a meta tensor" if tensor.is_meta and type(tensor) is torch.Tensor else "a fake one"
+        raise checks.fail(argument, "a tensor with contents (a plan is made before tracing)", kind)
+
+
 def check_plan(plan: object) -> None:
     """TypeError for anything but a plan or ``None``."""
     if plan is not None and not isinstance(plan, PoolPlan):
@@ -54,6 +62,7 @@ def held(plan: PoolPlan | None, selected: str, like: torch.Tensor) -> tuple[torc
     return plan.keys, plan.entries
 
 
+@torch.compiler.disable
 def make_plan(
     operator: str,
     sizes: tuple[int, ...],
@@ -68,6 +77,7 @@ def make_plan(
 
     ``named`` are the caller's arguments that points and cells follow from.
     """
+    check_contents(named[0], coords)
     count = coords.numel() // max(coords.shape[-1], 1)
     check_counts(named[0], count, named[1], rule.cells)
     selected = _autograd.DISPATCHERS[operator].choose(requested, coords.device, torch.float32).backend
