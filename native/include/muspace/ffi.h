@@ -8,7 +8,6 @@
 #include <tvm/ffi/string.h>
 
 #include <cstdint>
-#include <initializer_list>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -115,9 +114,9 @@ inline void check_rank(const TensorView& tensor, const char* name, int rank) {
                             << shape_text(sizes_of(tensor));
 }
 
-inline void check_shape(const TensorView& tensor, const char* name, std::initializer_list<int64_t> expected) {
+inline void check_shape(const TensorView& tensor, const char* name, const std::vector<int64_t>& expected) {
   const std::vector<int64_t> sizes = sizes_of(tensor);
-  if (sizes == std::vector<int64_t>(expected)) return;
+  if (sizes == expected) return;
   TVM_FFI_THROW(ValueError) << name << ": expected shape " << shape_text(expected) << ", got " << shape_text(sizes);
 }
 
@@ -165,7 +164,7 @@ inline void check_same_device(const TensorView& tensor, const char* name, DLDevi
 
 // Shape, dtype, device and density of a tensor whose dtype is prescribed.
 inline void check_like(const TensorView& tensor, const char* name, DLDataType dtype,
-                       std::initializer_list<int64_t> shape, DLDevice device) {
+                       const std::vector<int64_t>& shape, DLDevice device) {
   check_shape(tensor, name, shape);
   check_dtype(tensor, name, dtype.code, dtype.bits);
   check_same_device(tensor, name, device);

@@ -18,6 +18,26 @@ inline void check_count(int64_t count, const char* name) {
   TVM_FFI_THROW(ValueError) << name << ": expected a number below 2^31, got " << count;
 }
 
+/// Number of elements of the axes from `first` to before `last`; each product is a number of something.
+inline int64_t count_of(const TensorView& tensor, int64_t first, int64_t last, const char* name) {
+  int64_t count = 1;
+  for (int64_t axis = first; axis < last; ++axis) {
+    check_count(tensor.size(axis), name);
+    check_count(count *= tensor.size(axis), name);
+  }
+  return count;
+}
+
+/// Of any shape, one element for each of `count`.
+inline void check_flat(const TensorView& tensor, const char* name, int64_t count, DLDevice device) {
+  if (count_of(tensor, 0, tensor.ndim(), name) != count) {
+    TVM_FFI_THROW(ValueError) << name << ": expected " << count << " elements, got shape "
+                              << ffi::shape_text(ffi::sizes_of(tensor));
+  }
+  ffi::check_same_device(tensor, name, device);
+  ffi::check_dense(tensor, name);
+}
+
 /// An empty tensor means that the caller has none.
 inline bool is_absent(const TensorView& tensor) { return tensor.ndim() == 1 && tensor.size(0) == 0; }
 

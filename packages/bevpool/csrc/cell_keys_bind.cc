@@ -12,7 +12,7 @@ const uint8_t* checked_mask(const TensorView& mask, int64_t points, DLDevice dev
   if (!ffi::is_dtype(dtype, kDLBool, 8) && !ffi::is_dtype(dtype, kDLUInt, 8)) {
     TVM_FFI_THROW(TypeError) << "mask: expected bool or uint8, got " << ffi::dtype_name(dtype);
   }
-  check_like(mask, "mask", dtype, {points}, device);
+  check_flat(mask, "mask", points, device);
   return static_cast<const uint8_t*>(ffi::data_of(mask));
 }
 
@@ -20,19 +20,19 @@ void keys_of_cells(TensorView keys, TensorView coords, TensorView mask, int64_t 
                    int64_t bound3, int64_t stride0, int64_t stride1, int64_t stride2, int64_t stride3, int64_t run,
                    int64_t count, int64_t run_stride, int64_t cells, int64_t ctx) {
   const DLDevice device = ffi::check_device(keys, "keys");
-  ffi::check_rank(coords, "coords", 2);
-  const int64_t points = coords.size(0), columns = coords.size(1);
+  const int64_t columns = coords.ndim() > 0 ? coords.size(coords.ndim() - 1) : 0;
   if (columns < 1 || columns > kMaxColumns) {
     TVM_FFI_THROW(ValueError) << "coords: expected 1 to " << kMaxColumns << " columns, got " << columns;
   }
+  const int64_t points = count_of(coords, 0, coords.ndim() - 1, "points");
   const bool wide = ffi::is_dtype(coords.dtype(), kDLInt, 64);
   if (!wide && !ffi::is_dtype(coords.dtype(), kDLInt, 32)) {
     TVM_FFI_THROW(TypeError) << "coords: expected int32 or int64, got " << ffi::dtype_name(coords.dtype());
   }
-  check_count(points, "points");
   check_count(cells, "cells");
   check_like(keys, "keys", kInt32, {points}, device);
-  check_like(coords, "coords", coords.dtype(), {points, columns}, device);
+  ffi::check_same_device(coords, "coords", device);
+  ffi::check_dense(coords, "coords");
   const Coordinates data{ffi::data_of(coords), wide, checked_mask(mask, points, device), points};
   const KeyRule rule{static_cast<int>(columns),
                      {bound0, bound1, bound2, bound3},

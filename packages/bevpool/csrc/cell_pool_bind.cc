@@ -6,7 +6,8 @@
 namespace muspace::bevpool {
 namespace {
 
-/// [count, channels], or [images, channels, pixels] with count = images * pixels.
+/// `count` rows of `channels` numbers: the axis of the channels is the last one (pixels 0) or has those of an image
+/// behind it, count = images * pixels.
 struct Matrix {
   void* data;
   Storage type;
@@ -16,33 +17,29 @@ struct Matrix {
   Cells cells() const { return Cells{data, type, count, channels, pixels}; }
 };
 
-Matrix matrix_of(const TensorView& tensor, const char* name, Storage type, DLDevice device) {
+Matrix matrix_of(const TensorView& tensor, int64_t channel_axis, const char* name, DLDevice device) {
+  const Storage type = row_storage(tensor, name);
   ffi::check_same_device(tensor, name, device);
   ffi::check_dense(tensor, name);
-  Matrix matrix{ffi::data_of(tensor), type, 0, 0, 0};
-  if (tensor.ndim() == 2) {
-    matrix.count = tensor.size(0), matrix.channels = tensor.size(1);
-  } else if (tensor.ndim() == 3) {
-    matrix.count = tensor.size(0) * tensor.size(2), matrix.channels = tensor.size(1), matrix.pixels = tensor.size(2);
-  } else {
-    TVM_FFI_THROW(ValueError) << name << ": expected 2 or 3 dimensions, got shape "
+  if (channel_axis < 0 || channel_axis >= tensor.ndim()) {
+    TVM_FFI_THROW(ValueError) << name << ": expected channels along axis " << channel_axis << ", got shape "
                               << ffi::shape_text(ffi::sizes_of(tensor));
   }
-  check_count(matrix.count, name);
-  return matrix;
-}
-
-Matrix cells_of(const TensorView& tensor, const char* name, DLDevice device) {
-  const Storage type = row_storage(tensor, name);
-  return matrix_of(tensor, name, type, device);
+  const int64_t images = count_of(tensor, 0, channel_axis, name);
+  if (channel_axis == tensor.ndim() - 1) {
+    return Matrix{ffi::data_of(tensor), type, images, tensor.size(channel_axis), 0};
+  }
+  const int64_t pixels = count_of(tensor, channel_axis + 1, tensor.ndim(), name);
+  check_count(images * pixels, name);
+  return Matrix{ffi::data_of(tensor), type, images * pixels, tensor.size(channel_axis), pixels};
 }
 
 Weights weights_of(const TensorView& weights, Storage row_type, DLDevice device) {
   if (is_absent(weights)) return Weights{nullptr, Storage::f32, 0};
-  ffi::check_rank(weights, "weights", 1);
-  check_like(weights, "weights", weights.dtype(), {weights.size(0)}, device);
-  check_count(weights.size(0), "weights");
-  return Weights{ffi::data_of(weights), ffi::companion_storage(weights, "weights", row_type), weights.size(0)};
+  ffi::check_same_device(weights, "weights", device);
+  ffi::check_dense(weights, "weights");
+  const int64_t count = count_of(weights, 0, weights.ndim(), "weights");
+  return Weights{ffi::data_of(weights), ffi::companion_storage(weights, "weights", row_type), count};
 }
 
 void check_channels(const Matrix& rows, const Matrix& cells, const char* name) {
@@ -90,10 +87,11 @@ void check_plan(const TensorView& plan, const char* name, int64_t points, int64_
   check_buffer(plan, name, 4 * plan_words(points, cells, weighted), device);
 }
 
-void pool(TensorView output, TensorView rows, TensorView weights, TensorView plan, int64_t points, int64_t launch,
-          TensorView workspace, int64_t ctx) {
+void pool(TensorView output, int64_t output_channel_axis, TensorView rows, int64_t rows_channel_axis,
+          TensorView weights, TensorView plan, int64_t points, int64_t launch, TensorView workspace, int64_t ctx) {
   const DLDevice device = ffi::check_device(output, "output");
-  const Matrix cells = cells_of(output, "output", device), source = cells_of(rows, "rows", device);
+  const Matrix cells = matrix_of(output, output_channel_axis, "output", device);
+  const Matrix source = matrix_of(rows, rows_channel_axis, "rows", device);
   const Weights weight = weights_of(weights, source.type, device);
   check_channels(source, cells, "output");
   check_count(points, "points");
@@ -109,10 +107,11 @@ void pool(TensorView output, TensorView rows, TensorView weights, TensorView pla
                               static_cast<PoolLaunch>(launch), ffi::data_of(workspace), place));
 }
 
-void gather(TensorView grad_rows, TensorView grad_output, TensorView keys, TensorView workspace, int64_t ctx) {
+void gather(TensorView grad_rows, TensorView grad_output, int64_t output_channel_axis, TensorView keys,
+            TensorView workspace, int64_t ctx) {
   const DLDevice device = ffi::check_device(grad_rows, "grad_rows");
-  ffi::check_rank(grad_rows, "grad_rows", 2);
-  const Matrix target = cells_of(grad_rows, "grad_rows", device), cells = cells_of(grad_output, "grad_output", device);
+  const Matrix target = matrix_of(grad_rows, grad_rows.ndim() - 1, "grad_rows", device);
+  const Matrix cells = matrix_of(grad_output, output_channel_axis, "grad_output", device);
   check_channels(target, cells, "grad_output");
   check_like(keys, "keys", kInt32, {target.count}, device);
   const Place place{device.device_id, ctx};
@@ -132,11 +131,13 @@ void check_frustum(int64_t points, int64_t rows, int64_t weights, int64_t depth_
 }
 
 /// fp32, or fp64 for fp64 rows.
-void backward(TensorView grad_rows, TensorView grad_weights, TensorView grad_output, TensorView rows,
-              TensorView weights, TensorView keys, TensorView row_plan, int64_t depth_bins, int64_t pixels,
-              int64_t route, int64_t depth_warp, TensorView workspace, int64_t ctx) {
+void backward(TensorView grad_rows, TensorView grad_weights, TensorView grad_output, int64_t output_channel_axis,
+              TensorView rows, int64_t rows_channel_axis, TensorView weights, TensorView keys, TensorView row_plan,
+              int64_t depth_bins, int64_t pixels, int64_t route, int64_t depth_warp, TensorView workspace,
+              int64_t ctx) {
   const DLDevice device = ffi::check_device(grad_rows, "grad_rows");
-  const Matrix source = cells_of(rows, "rows", device), cells = cells_of(grad_output, "grad_output", device);
+  const Matrix source = matrix_of(rows, rows_channel_axis, "rows", device);
+  const Matrix cells = matrix_of(grad_output, output_channel_axis, "grad_output", device);
   const Weights weight = weights_of(weights, source.type, device);
   check_channels(source, cells, "grad_output");
   ffi::check_rank(keys, "keys", 1);
@@ -145,14 +146,10 @@ void backward(TensorView grad_rows, TensorView grad_weights, TensorView grad_out
   check_like(keys, "keys", kInt32, {points}, device);
   ffi::check_route(route, 3);
   const auto code = static_cast<WeightRoute>(route);
-  const DLDataType dtype = rows.dtype();
-  if (rows.ndim() == 3) {
-    check_like(grad_rows, "grad_rows", dtype, {rows.size(0), rows.size(1), rows.size(2)}, device);
-  } else {
-    check_like(grad_rows, "grad_rows", dtype, {rows.size(0), rows.size(1)}, device);
-  }
-  check_like(grad_weights, "grad_weights", sum_dtype(source.type),
-             {code == WeightRoute::per_point ? points : weight.count}, device);
+  check_like(grad_rows, "grad_rows", rows.dtype(), ffi::sizes_of(rows), device);
+  const DLDataType sums = sum_dtype(source.type);
+  ffi::check_dtype(grad_weights, "grad_weights", sums.code, sums.bits);
+  check_flat(grad_weights, "grad_weights", code == WeightRoute::per_point ? points : weight.count, device);
   const Place place{device.device_id, ctx};
   if (source.count == 0 || source.channels == 0 || weight.count == 0 || points == 0 || cells.count == 0) {
     ffi::fill_zero(grad_rows, place);

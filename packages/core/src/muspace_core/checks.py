@@ -76,6 +76,8 @@ COMPANION_DTYPES = {
 
 def storage(argument: str, value: torch.Tensor) -> None:
     """A strided floating tensor that carries the dtype of the result."""
+    if value.dtype in STORAGE_DTYPES and value.layout is torch.strided:
+        return
     layout(**{argument: value})
     dtype(argument, value, STORAGE_DTYPES)
 

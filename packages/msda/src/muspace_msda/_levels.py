@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from muspace_core import checks
 from muspace_core.register import takes_direct_path
+from muspace_core.scratch import absent
 
 Levels = torch.Tensor | Sequence[Sequence[int]]
 _INDEX_DTYPES = (torch.int64, torch.int32)
@@ -19,18 +20,11 @@ _INT64 = 1 << 63
 MAX_SIDE = 1 << 24
 
 
-# Both caches serve training and inference: a tensor made under inference_mode could never be saved for a backward.
+# Serves training and inference: a tensor made under inference_mode could never be saved for a backward.
 @functools.lru_cache(maxsize=256)
 def _cached(numbers: tuple[tuple[int, ...], ...] | tuple[int, ...], device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.int64, device=device)
-
-
-@functools.lru_cache(maxsize=16)
-def no_starts(device: torch.device) -> torch.Tensor:
-    """The empty ``level_start_index``, which makes the kernels derive it."""
-    with torch.inference_mode(False):
-        return torch.empty(0, dtype=torch.int64, device=device)
 
 
 def _from_rows(rows: tuple, value: torch.Tensor) -> torch.Tensor:
@@ -71,8 +65,7 @@ def as_tensors(
     if len(size) != 2 or size[1] != 2:
         raise checks.fail("spatial_shapes", "shape [L, 2]", list(size))
     if level_start_index is None:
-        direct = takes_direct_path((value,))
-        starts = no_starts(value.device) if direct else torch.empty(0, dtype=torch.int64, device=value.device)
+        starts = absent(value, torch.int64)  # makes the kernels derive it
     elif isinstance(level_start_index, torch.Tensor):
         starts = index_tensor("level_start_index", level_start_index, "value", value.device)
         if starts.shape != (size[0],):

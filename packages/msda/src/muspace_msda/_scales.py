@@ -17,28 +17,25 @@ def as_tensors(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """int64 ``[cams, scales, 2]`` and ``[cams, scales]`` on the device of ``mc_ms_feat``; two lists are checked here."""
     device = mc_ms_feat.device
-    tables = [
-        given if isinstance(given, torch.Tensor) else _host_table(argument, given, depth)
-        for argument, given, depth in (("spatial_shape", spatial_shape, 3), ("scale_start_index", scale_start_index, 2))
-    ]
-    if tables[0].dim() != 3 or tables[0].shape[2] != 2:
-        raise checks.fail("spatial_shape", "shape [cams, scales, 2]", list(tables[0].shape))
-    if tables[1].shape != tables[0].shape[:2]:
-        checks.shape("scale_start_index", tables[1], "cams scales", tables[0].shape[:2])
-    given_lists = not isinstance(spatial_shape, torch.Tensor), not isinstance(scale_start_index, torch.Tensor)
-    if all(given_lists) and not torch.compiler.is_compiling():
-        check_tensors(tables[0], tables[1], mc_ms_feat.shape[1])
-    shapes, starts = (
-        table.to(device) if was_list else index_tensor(argument, table, "mc_ms_feat", device)
-        for argument, table, was_list in zip(("spatial_shape", "scale_start_index"), tables, given_lists, strict=True)
-    )
-    return shapes, starts
+    shapes, shapes_on_host = _table("spatial_shape", spatial_shape, 3, device)
+    starts, starts_on_host = _table("scale_start_index", scale_start_index, 2, device)
+    sizes = shapes.shape
+    if len(sizes) != 3 or sizes[2] != 2:
+        raise checks.fail("spatial_shape", "shape [cams, scales, 2]", list(sizes))
+    if starts.shape != sizes[:2]:
+        checks.shape("scale_start_index", starts, "cams scales", sizes[:2])
+    if shapes_on_host and starts_on_host and not torch.compiler.is_compiling():
+        check_tensors(shapes, starts, mc_ms_feat.shape[1])
+    return shapes.to(device) if shapes_on_host else shapes, starts.to(device) if starts_on_host else starts
 
 
-def _host_table(argument: str, given: Sequence[Any], depth: int) -> torch.Tensor:
+def _table(argument: str, given: torch.Tensor | Sequence[Any], depth: int, device: torch.device) -> tuple[torch.Tensor, bool]:
+    """The int64 table and whether it was a list, which is still on the host."""
+    if isinstance(given, torch.Tensor):
+        return index_tensor(argument, given, "mc_ms_feat", device), False
     rows = checks.integers(argument, given, depth)
     try:
-        return torch.tensor(rows, dtype=torch.int64)
+        return torch.tensor(rows, dtype=torch.int64), True
     except (ValueError, OverflowError, RuntimeError):
         raise checks.fail(argument, "as many entries for every camera, 64-bit integers", rows) from None
 

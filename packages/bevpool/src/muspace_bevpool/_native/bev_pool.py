@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from muspace_core.checks import readable
 
-from muspace_bevpool._native import cell_pool
+from muspace_bevpool._native import cell_pool, zeros_like
 from muspace_bevpool._plan import KeyRule, PointMap
 
 #: A row of features per point, no weights.
@@ -31,15 +31,13 @@ def forward(
     deterministic: bool,
 ) -> torch.Tensor:
     """``[B, C, D, H, W]``; without a plan it is made here, ``deterministic`` changes nothing."""
-    cells, channels = B * D * H * W, feats.shape[1]
-    output = torch.empty((B, channels, D * H * W), dtype=feats.dtype, device=feats.device)
+    output = torch.empty((B, feats.shape[1], D, H, W), dtype=feats.dtype, device=feats.device)
     if feats.numel() == 0 or output.numel() == 0:
-        return output.zero_().view(B, channels, D, H, W)
+        return output.zero_()
     if not plan.numel():
         keys = cell_pool.keys("coords", coords, None, rule(B, D, H, W), backend)
-        plan = cell_pool.plan(keys, cells, POINTS, backend)
-    cell_pool.pool(readable("feats", feats), None, plan, feats.shape[0], output, backend)
-    return output.view(B, channels, D, H, W)
+        plan = cell_pool.plan(keys, B * D * H * W, POINTS, backend)
+    return cell_pool.pool(output, 1, readable("feats", feats), 1, None, plan, feats.shape[0], backend)
 
 
 def backward(
@@ -57,8 +55,7 @@ def backward(
 ) -> torch.Tensor:
     """Gradient of ``feats``: the cell of every point, in the caller's order."""
     if feats.numel() == 0 or grad_output.numel() == 0:
-        return torch.zeros(feats.shape, dtype=feats.dtype, device=feats.device)
+        return zeros_like(feats)[0]
     if not plan.numel():
         keys = cell_pool.keys("coords", coords, None, rule(B, D, H, W), backend)
-    grad = readable("grad_output", grad_output).view(B, feats.shape[1], D * H * W)
-    return cell_pool.gather(grad, keys, feats.dtype, backend)
+    return cell_pool.gather(readable("grad_output", grad_output), 1, keys, feats, backend)

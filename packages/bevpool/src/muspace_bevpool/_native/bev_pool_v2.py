@@ -7,7 +7,7 @@ import torch
 from muspace_core import checks, environment
 from muspace_core.checks import readable
 
-from muspace_bevpool._native import cell_pool
+from muspace_bevpool._native import cell_pool, zeros_like
 from muspace_bevpool._plan import PointMap
 
 #: Bits of the fault word, in the order in which they are reported.
@@ -71,23 +71,17 @@ def forward(
     deterministic: bool,
 ) -> torch.Tensor:
     """``[B, C, Dz, Dy, Dx]``; without a plan it is made here."""
-    channels, pixels, points = feat.shape[4], Dz * Dy * Dx, ranks_bev.shape[0]
-    output = torch.empty((B, channels, pixels), dtype=feat.dtype, device=feat.device)
-    shape = (B, channels, Dz, Dy, Dx)
+    points = ranks_bev.shape[0]
+    output = torch.empty((B, feat.shape[4], Dz, Dy, Dx), dtype=feat.dtype, device=feat.device)
     if points == 0 or feat.numel() == 0 or output.numel() == 0:
-        return output.zero_().view(shape)
-    rows = readable("feat", feat).view(-1, channels)
+        return output.zero_()
     if not plan.numel():
+        cells = B * Dz * Dy * Dx
         ranks = (ranks_depth, ranks_feat, ranks_bev, interval_starts, interval_lengths)
-        plan_keys, _ = keys(ranks, depth.numel(), rows.shape[0], B * pixels, backend, check=False)
-        plan = cell_pool.plan(
-            plan_keys,
-            B * pixels,
-            PointMap(rows=readable("ranks_feat", ranks_feat), weights=readable("ranks_depth", ranks_depth)),
-            backend,
-        )
-    cell_pool.pool(rows, readable("depth", depth).view(-1), plan, points, output, backend)
-    return output.view(shape)
+        plan_keys, _ = keys(ranks, depth.numel(), feat.shape[:4].numel(), cells, backend, check=False)
+        places = PointMap(rows=readable("ranks_feat", ranks_feat), weights=readable("ranks_depth", ranks_depth))
+        plan = cell_pool.plan(plan_keys, cells, places, backend)
+    return cell_pool.pool(output, 1, readable("feat", feat), 4, readable("depth", depth), plan, points, backend)
 
 
 def backward(
@@ -111,24 +105,31 @@ def backward(
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of depth and features; a depth index that repeats receives the sum of its points, in order."""
-    channels, pixels, points = feat.shape[4], Dz * Dy * Dx, ranks_bev.shape[0]
-    if points == 0 or feat.numel() == 0 or depth.numel() == 0 or pixels * B == 0:
-        return torch.zeros(depth.shape, dtype=depth.dtype, device=depth.device), torch.zeros(
-            feat.shape, dtype=feat.dtype, device=feat.device
-        )
-    rows, weights = readable("feat", feat).view(-1, channels), readable("depth", depth).view(-1)
+    rows, cells = feat.shape[:4].numel(), B * Dz * Dy * Dx
+    if ranks_bev.shape[0] == 0 or feat.numel() == 0 or depth.numel() == 0 or cells == 0:
+        return zeros_like(depth, feat)  # type: ignore[return-value]
     ranks_depth = readable("ranks_depth", ranks_depth)
     if not row_plan.numel():
         ranks = (ranks_depth, ranks_feat, ranks_bev, interval_starts, interval_lengths)
-        plan_keys, row_keys = keys(ranks, depth.numel(), rows.shape[0], B * pixels, backend, check=False)
-        row_plan = by_row(plan_keys, row_keys, ranks_depth, rows.shape[0], backend)
-    grad = readable("grad_output", grad_output).view(B, channels, pixels)
+        plan_keys, row_keys = keys(ranks, depth.numel(), rows, cells, backend, check=False)
+        row_plan = by_row(plan_keys, row_keys, ranks_depth, rows, backend)
     route = cell_pool.UNIQUE if unique else cell_pool.ACCUMULATE if backend == "cpu" else cell_pool.PER_POINT
     places = PointMap(rows=plan_keys, weights=ranks_depth)
-    grad_rows, grad_weights = cell_pool.backward(grad, rows, weights, plan_keys, row_plan, places, route, backend)
+    grad_feat, grad_depth = cell_pool.backward(
+        readable("grad_output", grad_output),
+        1,
+        readable("feat", feat),
+        4,
+        readable("depth", depth),
+        plan_keys,
+        row_plan,
+        places,
+        route,
+        backend,
+    )
     if route == cell_pool.PER_POINT:
-        grad_weights = _by_depth(grad_weights, plan_keys, ranks_depth, depth, backend)
-    return grad_weights.to(depth.dtype).view(depth.shape), grad_rows.view(feat.shape)
+        grad_depth = _by_depth(grad_depth, plan_keys, ranks_depth, depth, backend)
+    return grad_depth, grad_feat
 
 
 def by_row(plan_keys: torch.Tensor, row_keys: torch.Tensor, ranks_depth: torch.Tensor, rows: int, backend: str) -> torch.Tensor:
@@ -142,5 +143,6 @@ def _by_depth(
     """Sum of the points' products per depth index: the same sum per cell once more, with one channel."""
     depth_keys = torch.where(plan_keys >= 0, ranks_depth, -1)
     entries = cell_pool.plan(depth_keys, depth.numel(), PointMap(), backend)
-    output = torch.empty((depth.numel(), 1), dtype=products.dtype, device=products.device)
-    return cell_pool.pool(products.view(-1, 1), None, entries, products.shape[0], output, backend)
+    output = torch.empty((*depth.shape, 1), dtype=products.dtype, device=products.device)
+    cell_pool.pool(output, 5, products.view(-1, 1), 1, None, entries, products.shape[0], backend)
+    return output.to(depth.dtype).view(depth.shape)

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import torch
 from muspace_core import environment
 from muspace_core.checks import readable
 from muspace_core.device import launch_context
+from muspace_core.scratch import nothing, scratch, size_of, workspace
 
-from muspace_bevpool._native import LIBRARY, nothing, workspace
+from muspace_bevpool._native import LIBRARY
 from muspace_bevpool._plan import KeyRule, PointMap
 
 LAUNCHES: Final = ("auto", "linear", "2d", "packed")
@@ -22,28 +24,23 @@ LAUNCH = environment.Variable("MUSPACE_VOXEL_POOL_DEPTH_LAUNCH", "forward launch
 DEPTH_WARP = environment.Variable("MUSPACE_VOXEL_POOL_DEPTH_DEPTH_WARP", "0: one thread a point for the depth gradient")
 
 
-def _bits(tensor: torch.Tensor) -> int:
-    return tensor.element_size() * 8
+def _bits(dtype: torch.dtype) -> int:
+    return dtype.itemsize * 8
 
 
-def _pixels(tensor: torch.Tensor) -> int:
-    """Pixels of a channels-first tensor ``[images, C, pixels]``, 0 for rows ``[rows, C]``."""
-    return tensor.shape[2] if tensor.dim() == 3 else 0
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """(rows, channels, pixels) of either layout."""
-    if tensor.dim() == 3:
-        return tensor.shape[0] * tensor.shape[2], tensor.shape[1], tensor.shape[2]
-    return tensor.shape[0], tensor.shape[1], 0
+def _extent(shape: torch.Size, channel_axis: int) -> tuple[int, int, int]:
+    """(rows, channels, pixels); pixels are 0 where the channels come last."""
+    pixels = shape[channel_axis + 1 :].numel()
+    return shape[:channel_axis].numel() * pixels, shape[channel_axis], pixels if channel_axis + 1 < len(shape) else 0
 
 
 def keys(argument: str, coords: torch.Tensor, mask: torch.Tensor | None, rule: KeyRule, backend: str) -> torch.Tensor:
     """int32 cell of every point of ``coords [..., columns]``, the caller's ``argument``, -1 where it has none."""
-    flat = readable(argument, coords).view(-1, len(rule.bounds))
-    found = torch.empty(flat.shape[0], dtype=torch.int32, device=coords.device)
-    held = nothing(coords.device, torch.bool) if mask is None else readable("mask", mask).view(-1)
-    LIBRARY.function(backend, "cell_keys")(found, flat, held, *rule.numbers(), launch_context(backend, coords.device))
+    device = coords.device
+    found = torch.empty(coords.shape[:-1].numel(), dtype=torch.int32, device=device)
+    held = nothing(device, torch.bool) if mask is None else readable("mask", mask)
+    columns = readable(argument, coords)
+    LIBRARY.function(backend, "cell_keys")(found, columns, held, *rule.numbers(), launch_context(backend, device))
     return found
 
 
@@ -70,7 +67,7 @@ def interval_keys(
 def plan(keys: torch.Tensor, cells: int, points: PointMap, backend: str) -> torch.Tensor:
     """The points of every cell, in order; opaque int32 words."""
     count, weighted = keys.shape[0], int(points.weighted)
-    words = LIBRARY.function(backend, "cell_plan_words")(count, cells, weighted)
+    words = size_of(LIBRARY.function(backend, "cell_plan_words"), count, cells, weighted)
     entries = torch.empty(words, dtype=torch.int32, device=keys.device)
     LIBRARY.function(backend, "cell_plan")(
         entries,
@@ -80,43 +77,80 @@ def plan(keys: torch.Tensor, cells: int, points: PointMap, backend: str) -> torc
         points.depth_bins,
         points.pixels,
         cells,
-        workspace(backend, "cell_plan", keys.device, count, cells, weighted),
+        workspace(LIBRARY, backend, "cell_plan", keys.device, count, cells, weighted),
         launch_context(backend, keys.device),
     )
     return entries
 
 
 def pool(
+    output: torch.Tensor,
+    output_channel_axis: int,
     rows: torch.Tensor,
+    rows_channel_axis: int,
     weights: torch.Tensor | None,
     entries: torch.Tensor,
     points: int,
-    output: torch.Tensor,
     backend: str,
     launch: int = 0,
 ) -> torch.Tensor:
-    """Writes the sums into ``output`` and returns it; ``rows`` and ``output`` in either layout."""
-    size = (*_extent(rows), output.shape[0] * (output.shape[2] if output.dim() == 3 else 1), _pixels(output), points)
-    scratch = workspace(backend, "cell_pool", rows.device, *size, int(weights is not None), _bits(rows), _bits(output))
-    held = nothing(rows.device, rows.dtype) if weights is None else weights
-    context = launch_context(backend, rows.device)
-    LIBRARY.function(backend, "cell_pool")(output, rows, held, entries, points, launch, scratch, context)
+    """Writes the sums into ``output`` and returns it. All other axes of ``rows`` and ``output`` count rows and cells."""
+    device = rows.device
+    size = _pool_bytes(
+        LIBRARY.function(backend, "cell_pool_workspace"),
+        (rows.shape, rows_channel_axis, rows.dtype),
+        (output.shape, output_channel_axis, output.dtype),
+        points,
+        weights is not None,
+    )
+    LIBRARY.function(backend, "cell_pool")(
+        output,
+        output_channel_axis,
+        rows,
+        rows_channel_axis,
+        nothing(device, rows.dtype) if weights is None else weights,
+        entries,
+        points,
+        launch,
+        scratch(size, device),
+        launch_context(backend, device),
+    )
     return output
 
 
-def gather(grad_output: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype, backend: str) -> torch.Tensor:
-    """Gradient of unweighted rows: each point's cell of ``grad_output``, zero for points without one."""
-    cells, channels, pixels = _extent(grad_output)
-    grad_rows = torch.empty((keys.shape[0], channels), dtype=dtype, device=keys.device)
-    numbers = (cells, channels, pixels, keys.shape[0], _bits(grad_output))
-    scratch = workspace(backend, "cell_pool_gather", keys.device, *numbers)
-    LIBRARY.function(backend, "cell_pool_gather")(grad_rows, grad_output, keys, scratch, launch_context(backend, keys.device))
+_Layout = tuple[torch.Size, int, torch.dtype]
+
+
+@functools.lru_cache(maxsize=4096)
+def _pool_bytes(workspace_of: Any, rows: _Layout, output: _Layout, points: int, weighted: bool) -> int:
+    """Workspace of ``pool``, remembered by what a call has at hand."""
+    cells, _, cell_pixels = _extent(*output[:2])
+    return workspace_of(*_extent(*rows[:2]), cells, cell_pixels, points, int(weighted), _bits(rows[2]), _bits(output[2]))
+
+
+def gather(
+    grad_output: torch.Tensor, output_channel_axis: int, keys: torch.Tensor, rows: torch.Tensor, backend: str
+) -> torch.Tensor:
+    """Gradient of unweighted ``rows [..., C]``: each point's cell of ``grad_output``, zero for points without one."""
+    device = keys.device
+    grad_rows = torch.empty(rows.shape, dtype=rows.dtype, device=device)
+    numbers = (*_extent(grad_output.shape, output_channel_axis), keys.shape[0], _bits(grad_output.dtype))
+    LIBRARY.function(backend, "cell_pool_gather")(
+        grad_rows,
+        grad_output,
+        output_channel_axis,
+        keys,
+        workspace(LIBRARY, backend, "cell_pool_gather", device, *numbers),
+        launch_context(backend, device),
+    )
     return grad_rows
 
 
 def backward(
     grad_output: torch.Tensor,
+    output_channel_axis: int,
     rows: torch.Tensor,
+    rows_channel_axis: int,
     weights: torch.Tensor,
     keys: torch.Tensor,
     row_entries: torch.Tensor,
@@ -125,18 +159,19 @@ def backward(
     backend: str,
     depth_warp: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of ``rows`` (its dtype and layout) and, fp32 or fp64, of ``weights`` or (``PER_POINT``) of the points."""
-    accumulator = torch.float64 if rows.dtype is torch.float64 else torch.float32
-    grad_rows = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-    count = keys.shape[0] if route == PER_POINT else weights.shape[0]
-    grad_weights = torch.empty(count, dtype=accumulator, device=rows.device)
-    cells, _, cell_pixels = _extent(grad_output)
-    numbers = (*_extent(rows), cells, cell_pixels, keys.shape[0], _bits(rows), _bits(grad_output))
+    """Gradients of ``rows`` and ``weights``; under ``PER_POINT`` the second is that of the points, fp32 or fp64."""
+    device, accumulator = rows.device, torch.float64 if rows.dtype is torch.float64 else torch.float32
+    grad_rows = torch.empty(rows.shape, dtype=rows.dtype, device=device)
+    grad_weights = torch.empty(keys.shape if route == PER_POINT else weights.shape, dtype=accumulator, device=device)
+    cells, _, cell_pixels = _extent(grad_output.shape, output_channel_axis)
+    numbers = (*_extent(rows.shape, rows_channel_axis), cells, cell_pixels, keys.shape[0])
     LIBRARY.function(backend, "cell_pool_backward")(
         grad_rows,
         grad_weights,
         grad_output,
+        output_channel_axis,
         rows,
+        rows_channel_axis,
         weights,
         keys,
         row_entries,
@@ -144,10 +179,10 @@ def backward(
         points.pixels,
         route,
         int(depth_warp),
-        workspace(backend, "cell_pool_backward", rows.device, *numbers),
-        launch_context(backend, rows.device),
+        workspace(LIBRARY, backend, "cell_pool_backward", device, *numbers, _bits(rows.dtype), _bits(grad_output.dtype)),
+        launch_context(backend, device),
     )
-    return grad_rows, grad_weights
+    return grad_rows, grad_weights if route == PER_POINT else grad_weights.to(weights.dtype)
 
 
 def launch_code() -> int:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from muspace_core.checks import readable
 from muspace_core.device import launch_context
+from muspace_core.scratch import workspace
 
-from muspace_bevpool._native import LIBRARY, workspace
+from muspace_bevpool._native import LIBRARY
 
 #: Route codes of the library, which takes ``general`` where a better one does not reach.
 BACKWARD_ROUTES = ("general", "block_sorted", "ordered")
@@ -105,7 +106,7 @@ def backward(
         depth_distribution,
         epsilon,
         depth_weight_threshold,
-        workspace(backend, "flash_bevpool", device, *numbers),
+        workspace(LIBRARY, backend, "flash_bevpool", device, *numbers),
         wanted,
         launch_context(backend, device),
     )

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from muspace_core.checks import readable
 from muspace_core.device import launch_context
+from muspace_core.scratch import workspace
 
-from muspace_bevpool._native import LIBRARY, workspace
+from muspace_bevpool._native import LIBRARY
 from muspace_bevpool._native.flash_bevpool import BACKWARD_ROUTES, BLOCK_SORTED, ORDERED, accumulator
 
 
@@ -144,7 +145,7 @@ def backward(
         *image_size,
         eps,
         int(average),
-        workspace(backend, "flash_bevpool_sca", device, *sizes, wanted),
+        workspace(LIBRARY, backend, "flash_bevpool_sca", device, *sizes, wanted),
         wanted,
         launch_context(backend, device),
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import torch
 from muspace_core.checks import readable
+from muspace_core.scratch import nothing
 
-from muspace_bevpool._native import cell_pool, nothing
+from muspace_bevpool._native import cell_pool, zeros_like
 from muspace_bevpool._native.voxel_pooling_inference import frustum
 from muspace_bevpool._plan import KeyRule
 
@@ -50,18 +51,15 @@ def forward(
     """``[B, cameras or 1, X, Y, Z, C]``; without a plan it is made here."""
     batch, channels, points = img_feats.shape[0], img_feats.shape[2], img_depth.numel()
     shape = (batch, 1 if reduce_cams else cameras, X, Y, Z, channels)
-    cells = shape[0] * shape[1] * X * Y * Z
     dtype = torch.promote_types(img_feats.dtype, img_depth.dtype)
-    output = torch.empty((cells, channels), dtype=dtype, device=img_feats.device)
+    output = torch.empty(shape, dtype=dtype, device=img_feats.device)
     if points == 0 or output.numel() == 0:
-        return output.zero_().view(shape)
+        return output.zero_()
     if not plan.numel():
         plan_keys = keys(voxel_coords, mask, cameras, X, Y, Z, reduce_cams, backend)
-        plan = cell_pool.plan(plan_keys, cells, frustum(img_depth), backend)
-    rows = readable("img_feats", img_feats).flatten(0, 1).flatten(2)
-    weights = readable("img_depth", img_depth).view(-1)
-    cell_pool.pool(rows, weights, plan, points, output, backend, cell_pool.launch_code())
-    return output.view(shape)
+        plan = cell_pool.plan(plan_keys, output.shape[:5].numel(), frustum(img_depth), backend)
+    rows, weights = readable("img_feats", img_feats), readable("img_depth", img_depth)
+    return cell_pool.pool(output, 5, rows, 2, weights, plan, points, backend, cell_pool.launch_code())
 
 
 def backward(
@@ -82,14 +80,15 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of features and depth; every pixel owns its depth bins, so nothing is scattered."""
     if img_depth.numel() == 0 or img_feats.numel() == 0 or grad_output.numel() == 0:
-        zeros = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (img_feats, img_depth))
-        return tuple(zeros)  # type: ignore[return-value]
+        return zeros_like(img_feats, img_depth)  # type: ignore[return-value]
     if not plan.numel():
         plan_keys = keys(voxel_coords, mask, cameras, X, Y, Z, reduce_cams, backend)
-    grad_rows, grad_weights = cell_pool.backward(
-        readable("grad_output", grad_output).view(-1, img_feats.shape[2]),
-        readable("img_feats", img_feats).flatten(0, 1).flatten(2),
-        readable("img_depth", img_depth).view(-1),
+    return cell_pool.backward(
+        readable("grad_output", grad_output),
+        5,
+        readable("img_feats", img_feats),
+        2,
+        readable("img_depth", img_depth),
         plan_keys,
         nothing(plan_keys.device),
         frustum(img_depth),
@@ -97,4 +96,3 @@ def backward(
         backend,
         cell_pool.depth_warp(),
     )
-    return grad_rows.view(img_feats.shape), grad_weights.to(img_depth.dtype).view(img_depth.shape)

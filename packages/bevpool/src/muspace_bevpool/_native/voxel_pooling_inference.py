@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import torch
 from muspace_core.checks import readable
+from muspace_core.scratch import nothing
 
-from muspace_bevpool._native import cell_pool, nothing
+from muspace_bevpool._native import cell_pool, zeros_like
 from muspace_bevpool._native.voxel_pooling_train import cells_of, keys
 from muspace_bevpool._plan import PointMap
 
@@ -31,15 +32,15 @@ def forward(
 ) -> torch.Tensor:
     """``[B, C, Y, X]``, a view of a ``[B, Y, X, C]`` buffer; without a plan it is made here."""
     channels, points = context_features.shape[1], depth_features.numel()
-    output = torch.empty((batch * Y * X, channels), dtype=context_features.dtype, device=context_features.device)
+    output = torch.empty((batch, Y, X, channels), dtype=context_features.dtype, device=context_features.device)
     if points == 0 or output.numel() == 0:
-        return output.zero_().view(batch, Y, X, channels).permute(0, 3, 1, 2)
+        return output.zero_().permute(0, 3, 1, 2)
     if not plan.numel():
         plan_keys = keys(geom_xyz, X, Y, Z, backend)
         plan = cell_pool.plan(plan_keys, batch * Y * X, frustum(depth_features), backend)
-    rows = readable("context_features", context_features).flatten(2)
-    cell_pool.pool(rows, readable("depth_features", depth_features).view(-1), plan, points, output, backend)
-    return output.view(batch, Y, X, channels).permute(0, 3, 1, 2)
+    rows, weights = readable("context_features", context_features), readable("depth_features", depth_features)
+    cell_pool.pool(output, 3, rows, 1, weights, plan, points, backend)
+    return output.permute(0, 3, 1, 2)
 
 
 def backward(
@@ -58,20 +59,18 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of depth and context."""
     if depth_features.numel() == 0 or context_features.numel() == 0 or grad_output.numel() == 0:
-        zeros = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (depth_features, context_features))
-        return tuple(zeros)  # type: ignore[return-value]
+        return zeros_like(depth_features, context_features)  # type: ignore[return-value]
     if not plan.numel():
         plan_keys = keys(geom_xyz, X, Y, Z, backend)
-    rows = readable("context_features", context_features).flatten(2)
-    weights = readable("depth_features", depth_features).view(-1)
-    grad_rows, grad_weights = cell_pool.backward(
-        cells_of(grad_output),
-        rows,
-        weights,
+    grad_context, grad_depth = cell_pool.backward(
+        *cells_of(grad_output),
+        readable("context_features", context_features),
+        1,
+        readable("depth_features", depth_features),
         plan_keys,
         nothing(plan_keys.device),
         frustum(depth_features),
         cell_pool.UNIQUE,
         backend,
     )
-    return grad_weights.to(depth_features.dtype).view(depth_features.shape), grad_rows.view(context_features.shape)
+    return grad_depth, grad_context

@@ -7,7 +7,7 @@ import torch
 from muspace_core import checks
 from muspace_core.checks import readable
 
-from muspace_bevpool._native import cell_pool
+from muspace_bevpool._native import cell_pool, zeros_like
 from muspace_bevpool._native.bev_pool import POINTS
 from muspace_bevpool._plan import KeyRule
 
@@ -37,15 +37,15 @@ def forward(
 ) -> torch.Tensor:
     """``[B, C, Y, X]``, a view of a ``[B, Y, X, C]`` buffer; without a plan it is made here."""
     batch, channels = input_features.shape[0], input_features.shape[-1]
-    output = torch.empty((batch * Y * X, channels), dtype=input_features.dtype, device=input_features.device)
+    output = torch.empty((batch, Y, X, channels), dtype=input_features.dtype, device=input_features.device)
     if input_features.numel() == 0 or output.numel() == 0:
-        return output.zero_().view(batch, Y, X, channels).permute(0, 3, 1, 2)
-    rows = readable("input_features", input_features).view(-1, channels)
+        return output.zero_().permute(0, 3, 1, 2)
     if not plan.numel():
         plan_keys = keys(geom_xyz, X, Y, Z, backend)
         plan = cell_pool.plan(plan_keys, batch * Y * X, POINTS, backend)
-    cell_pool.pool(rows, None, plan, rows.shape[0], output, backend)
-    return output.view(batch, Y, X, channels).permute(0, 3, 1, 2)
+    rows, axis = readable("input_features", input_features), input_features.dim() - 1
+    cell_pool.pool(output, 3, rows, axis, None, plan, rows.shape[:-1].numel(), backend)
+    return output.permute(0, 3, 1, 2)
 
 
 def backward(
@@ -62,16 +62,16 @@ def backward(
 ) -> torch.Tensor:
     """Gradient of ``input_features``: the cell of every point."""
     if input_features.numel() == 0 or grad_output.numel() == 0:
-        return torch.zeros(input_features.shape, dtype=input_features.dtype, device=input_features.device)
+        return zeros_like(input_features)[0]
     if not plan.numel():
         plan_keys = keys(geom_xyz, X, Y, Z, backend)
-    return cell_pool.gather(cells_of(grad_output), plan_keys, input_features.dtype, backend).view(input_features.shape)
+    return cell_pool.gather(*cells_of(grad_output), plan_keys, input_features, backend)
 
 
-def cells_of(grad_output: torch.Tensor) -> torch.Tensor:
-    """``[B, C, Y, X]`` as cells, in whichever of the two layouts it has, copied only if it has neither."""
+def cells_of(grad_output: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """``[B, C, Y, X]`` and the axis of its channels, in whichever of the two layouts it has, copied only if it has neither."""
     checks.memory("grad_output", grad_output)
     channels_last = grad_output.permute(0, 2, 3, 1)
-    if channels_last.is_contiguous() and not (grad_output.is_neg() or grad_output._is_zerotensor()):
-        return channels_last.reshape(-1, grad_output.shape[1])
-    return readable("grad_output", grad_output).flatten(2)
+    if channels_last.is_contiguous():
+        return readable("grad_output", channels_last), 3
+    return readable("grad_output", grad_output), 1

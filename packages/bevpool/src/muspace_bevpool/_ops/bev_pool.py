@@ -66,11 +66,12 @@ def bev_pool(
     sizes = _sizes(B, D, H, W)
     points, channels = feats.shape
     if plan is None:
-        _check_coords(coords, points, feats.device)
+        coords = _check_coords(coords, points, feats.device)
         check_counts("feats", points, "B", rule(*sizes).cells)
+        place = coords
     else:
         plan.check("bev_pool", (points, *sizes), feats.device)
-    place = planning.absent(feats) if plan is not None or coords is None else coords
+        place = plan.row_entries  # empty, in the place of the coordinates
 
     def native(selected: str, deterministic: bool) -> torch.Tensor:
         keys, entries = planning.held(plan, selected, feats)
@@ -115,7 +116,8 @@ def _sizes(B: Size, D: Size, H: Size, W: Size) -> tuple[int, int, int, int]:
     return _host.size("B", B), _host.size("D", D), _host.size("H", H), _host.size("W", W)
 
 
-def _check_coords(coords: torch.Tensor | None, points: int | None, device: torch.device) -> None:
+def _check_coords(coords: torch.Tensor | None, points: int | None, device: torch.device) -> torch.Tensor:
     coords = planning.check_coordinates("coords", coords, "N 4", "feats", device)
     if points is not None and coords.shape[0] != points:
         checks.shape("coords", coords, "N 4", (points, 4))
+    return coords

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from muspace_core import checks
+from muspace_core.scratch import absent
 
 from muspace_bevpool import _autograd, _host, _reference
 from muspace_bevpool._native import bev_pool_v2 as library
@@ -91,7 +92,7 @@ def bev_pool_v2(
 
     def native(selected: str, deterministic: bool) -> torch.Tensor:
         keys, entries = planning.held(plan, selected, feat)
-        row_entries = planning.absent(feat) if plan is None else plan.row_entries
+        row_entries = absent(feat) if plan is None else plan.row_entries
         unique = plan is not None and plan.unique
         return _autograd.bev_pool_v2(depth, feat, *ranks, keys, entries, row_entries, *shape, unique, selected, deterministic)
 
@@ -160,8 +161,8 @@ def _make_plan(
     given: tuple[torch.Tensor, ...], sizes: tuple[int, ...], weights: int, rows: int, cells: int, selected: str
 ) -> PoolPlan:
     ranks = tuple(rank.clone() for rank in given)  # a plan must not follow what its caller does to the tensors later
-    count, nothing = ranks[0].shape[0], planning.absent(ranks[0])
-    key, entries, row_entries = nothing, nothing, nothing
+    count = ranks[0].shape[0]
+    entries = row_entries = absent(ranks[0])
     if selected == "reference" or not (count and rows and weights and cells):
         key = _reference_keys(ranks, weights, rows, cells).int()
     else:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from muspace_core import checks
+from muspace_core.scratch import absent
 
 from muspace_bevpool import _autograd, _host, _reference
 from muspace_bevpool._ops.flash_bevpool import Numbers, positive, projection_rows, region
-from muspace_bevpool._ops.planning import absent
 
 _DISPATCHER = _autograd.DISPATCHERS["flash_bevpool_sca"]
 #: The library keeps the level table in registers.

@@ -5,21 +5,14 @@ from __future__ import annotations
 
 import torch
 from muspace_core import checks
-from muspace_core.register import takes_direct_path
+from muspace_core.scratch import absent
 from torch._guards import detect_fake_mode
 
 from muspace_bevpool import _autograd, _reference
-from muspace_bevpool._native import cell_pool, nothing
+from muspace_bevpool._native import cell_pool
 from muspace_bevpool._plan import KeyRule, PointMap, PoolPlan, check_counts
 
 INDEX_DTYPES = (torch.int32, torch.int64)
-
-
-def absent(like: torch.Tensor, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """The empty tensor that the registered operators take for an argument that is not there."""
-    if takes_direct_path((like,)):
-        return nothing(like.device, dtype)
-    return torch.empty(0, dtype=dtype, device=like.device)
 
 
 def check_coordinates(argument: str, coords: torch.Tensor | None, axes: str, owner: str, device: torch.device) -> torch.Tensor:
@@ -57,7 +50,8 @@ def check_plan(plan: object) -> None:
 def held(plan: PoolPlan | None, selected: str, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and entries of a plan that ``selected`` can read, or two empty tensors."""
     if plan is None:
-        return absent(like), absent(like)
+        empty = absent(like)
+        return empty, empty
     plan.check_backend(selected)
     return plan.keys, plan.entries
 

@@ -98,7 +98,7 @@ def voxel_pool_depth(
             (batch, sweeps, cameras, bins, height, width, X, Y, Z, int(reduce_cams)),
             img_feats.device,
         )
-        place, held_mask = planning.absent(img_feats), planning.absent(img_feats, torch.bool)
+        place = held_mask = plan.row_entries  # empty, in the place of coordinates and mask
     if sweeps * cameras != images:
         raise checks.fail("img_feats", f"S * N = {sweeps} * {cameras} images of voxel_coords", f"{images} images")
     located = rule(batch, cameras, bins * height * width, X, Y, Z, reduce_cams)

@@ -77,7 +77,7 @@ def voxel_pooling_train(
         place = geom_xyz
     else:
         plan.check("voxel_pooling_train", (batch, points, X, Y, Z), input_features.device)
-        place = planning.absent(input_features)
+        place = plan.row_entries  # empty, in the place of the coordinates
 
     def native(selected: str, deterministic: bool) -> torch.Tensor:
         keys, entries = planning.held(plan, selected, input_features)
@@ -183,7 +183,7 @@ def voxel_pooling_inference(
         if batch * cameras != images:
             raise checks.fail("plan", f"one for the {images} images of context_features", f"one for {batch} * {cameras}")
         plan.check("voxel_pooling_inference", (batch, cameras, bins, height, width, X, Y, Z), context_features.device)
-        place = planning.absent(context_features)
+        place = plan.row_entries  # empty, in the place of the coordinates
     points = cameras * bins * height * width
 
     def native(selected: str, deterministic: bool) -> torch.Tensor:

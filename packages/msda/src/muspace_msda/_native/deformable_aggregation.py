@@ -9,6 +9,7 @@ import torch
 from muspace_core import environment
 from muspace_core.checks import reader
 from muspace_core.device import launch_context
+from muspace_core.scratch import workspace
 
 from muspace_msda import _scales
 from muspace_msda._native import LIBRARY
@@ -51,8 +52,7 @@ def _workspace(
     backend: str, direction: str, mc_ms_feat: torch.Tensor, weights: torch.Tensor, wanted_route: int
 ) -> torch.Tensor:
     sizes = _sizes(mc_ms_feat.shape, weights.shape, mc_ms_feat.dtype)
-    size = LIBRARY.function(backend, f"deformable_aggregation_{direction}_workspace")(*sizes, wanted_route)
-    return torch.empty(size, dtype=torch.uint8, device=mc_ms_feat.device)
+    return workspace(LIBRARY, backend, f"deformable_aggregation_{direction}", mc_ms_feat.device, *sizes, wanted_route)
 
 
 def forward(

@@ -9,6 +9,7 @@ import torch
 from muspace_core import environment
 from muspace_core.checks import reader
 from muspace_core.device import launch_context
+from muspace_core.scratch import workspace
 
 from muspace_msda import _levels
 from muspace_msda._native import LIBRARY
@@ -84,12 +85,8 @@ def backward(
     grad_value = torch.empty(value.shape, dtype=accumulator, device=value.device)
     grad_locations = torch.empty(sampling_locations.shape, dtype=sampling_locations.dtype, device=value.device)
     grad_weights = torch.empty(attention_weights.shape, dtype=attention_weights.dtype, device=value.device)
-    queries, levels, points = sampling_locations.shape[1], sampling_locations.shape[3], sampling_locations.shape[4]
-    size = 0
-    if deterministic and backend != "cpu":
-        size = LIBRARY.function(backend, "multi_scale_deformable_attn_workspace")(
-            *value.shape, queries, levels, points, ORDERED
-        )
+    _, queries, _, levels, points, _ = sampling_locations.shape
+    numbers = (*value.shape, queries, levels, points, wanted)
     LIBRARY.function(backend, "multi_scale_deformable_attn_backward")(
         grad_value,
         grad_locations,
@@ -100,7 +97,7 @@ def backward(
         level_start_index if level_start_index.is_contiguous() else ready("level_start_index", level_start_index),
         ready("sampling_locations", sampling_locations),
         ready("attention_weights", attention_weights),
-        torch.empty(size, dtype=torch.uint8, device=value.device),
+        workspace(LIBRARY, backend, "multi_scale_deformable_attn", value.device, *numbers),
         wanted,
         launch_context(backend, value.device),
     )
