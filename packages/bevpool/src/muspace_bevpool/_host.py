@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numbers
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from muspace_core import checks
 from muspace_core.register import takes_direct_path
 from torch.utils.weak import WeakTensorKeyDictionary
 
-_INFINITY, _MOST = float("inf"), (1 << 63) - 1
+_INFINITY, _LARGEST, _MOST = float("inf"), sys.float_info.max, (1 << 63) - 1
 #: tensor -> (version, numbers); models keep such sizes in buffers, and reading one waits for the device.
 _READ: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
@@ -30,12 +31,12 @@ def _from_tensor(argument: str, value: torch.Tensor) -> list[Any]:
     return found[1]
 
 
-def _plain(value: Any, counts: tuple[int, ...], kinds: tuple[type, ...]) -> bool:
-    """Whether ``value`` is a short sequence of ordinary numbers, as it is in almost every call."""
+def _ordinary(value: Any, counts: tuple[int, ...], kinds: tuple[type, ...], least: float, most: float) -> bool:
+    """Whether ``value`` is a sequence of ordinary numbers in the range, as it is in almost every call."""
     if (type(value) is not tuple and type(value) is not list) or (counts and len(value) not in counts):
         return False
     for item in value:  # noqa: SIM110 - all() over a generator costs three times as much
-        if type(item) not in kinds:
+        if type(item) not in kinds or not least <= item <= most:
             return False
     return True
 
@@ -65,9 +66,9 @@ def _is_number(item: Any) -> bool:
 
 def sizes(argument: str, value: Any, *counts: int) -> tuple[int, ...]:
     """``counts`` non-negative integers (one of several lengths) from a sequence or tensor, in order."""
-    found = value if _plain(value, counts, (int,)) else _sequence(argument, value, counts, "integers", _is_integer)
-    if found is value and (not value or 0 <= min(value) <= max(value) <= _MOST):
+    if _ordinary(value, counts, (int,), 0, _MOST):
         return tuple(value)
+    found = _sequence(argument, value, counts, "integers", _is_integer)
     if any(item < 0 for item in found):
         raise checks.fail(argument, "sizes of at least 0", list(found))
     if any(item > _MOST for item in found):
@@ -78,13 +79,13 @@ def sizes(argument: str, value: Any, *counts: int) -> tuple[int, ...]:
 
 def reals(argument: str, value: Any, *counts: int) -> tuple[float, ...]:
     """``counts`` finite numbers (one of several lengths, any number without one) from a sequence or tensor, in order."""
-    plain = _plain(value, counts, (float, int))
-    given = value if plain else _sequence(argument, value, counts, "numbers", _is_number)
+    if _ordinary(value, counts, (float, int), -_LARGEST, _LARGEST):
+        return tuple(map(float, value))
     try:
-        found = tuple(map(float, given))
+        found = tuple(map(float, _sequence(argument, value, counts, "numbers", _is_number)))
     except OverflowError:
         raise checks.fail(argument, "finite numbers", "integers beyond every float") from None
-    if (found and not -_INFINITY < min(found) <= max(found) < _INFINITY) or any(item != item for item in found):
+    if not all(-_INFINITY < item < _INFINITY for item in found):
         raise checks.fail(argument, "finite numbers", list(found))
     return found
 

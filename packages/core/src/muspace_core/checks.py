@@ -49,7 +49,7 @@ def rank(argument: str, value: torch.Tensor, axes: str) -> None:
 
 def shape(argument: str, value: torch.Tensor, axes: str, expected: Sequence[int]) -> None:
     """Exact shape; the message names the axes."""
-    if tuple(value.shape) != tuple(expected):
+    if value.shape != tuple(expected):
         raise fail(argument, f"shape [{', '.join(axes.split())}] = {list(expected)}", f"{list(value.shape)}")
 
 

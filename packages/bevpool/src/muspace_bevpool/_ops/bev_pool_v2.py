@@ -80,9 +80,9 @@ def bev_pool_v2(
     checks.companion("depth", depth, "feat", feat)
     planning.check_plan(plan)
     shape = _bev_shape(bev_feat_shape, feat.shape[4])
-    bins, channels = depth.shape[2], feat.shape[4]
-    checks.shape("depth", depth, "B N D fH fW", (*feat.shape[:2], bins, *feat.shape[2:4]))
-    rows, cells = feat.shape[:4].numel(), math.prod(shape)
+    batch, cameras, height, width, channels = feat.shape
+    checks.shape("depth", depth, "B N D fH fW", (batch, cameras, depth.shape[2], height, width))
+    rows, cells = batch * cameras * height * width, math.prod(shape)
     if plan is None:
         ranks = _checked_ranks((ranks_depth, ranks_feat, ranks_bev, interval_starts, interval_lengths), "feat", feat.device)
         check_counts("depth", depth.numel(), "bev_feat_shape", cells)
@@ -100,9 +100,9 @@ def bev_pool_v2(
         key = _reference_keys(ranks, depth.numel(), rows, cells) if plan is None else plan.keys.long()
         points = PointMap(rows=ranks[1], weights=ranks[0])
         total = _reference.pool(feat.reshape(rows, channels), depth.reshape(-1), key, cells, points)
-        batch, *volume = shape
-        first = total.view(batch, math.prod(volume), channels).transpose(1, 2).to(feat.dtype)
-        return first.contiguous().view(batch, channels, *volume)
+        items, *volume = shape
+        first = total.view(items, math.prod(volume), channels).transpose(1, 2).to(feat.dtype)
+        return first.contiguous().view(items, channels, *volume)
 
     backward_route = "unique" if plan is not None and plan.unique else "per_point"
     return _DISPATCHER.run(backend, feat, native, reference, (), (plan is not None, backward_route))
@@ -243,24 +243,24 @@ def _bev_shape(bev_feat_shape: Sequence[int], channels: int | None) -> tuple[int
 
 def _checked_ranks(ranks: tuple[Any, ...], owner: str, device: torch.device) -> tuple[torch.Tensor, ...]:
     """The five tensors as int32, of two lengths."""
-    for name, rank in zip(_NAMES, ranks, strict=True):
-        checks.tensors(**{name: rank})
-        checks.layout(**{name: rank})
-        checks.rank(name, rank, "Ni" if name.startswith("interval") else "Np")
-        checks.dtype(name, rank, planning.INDEX_DTYPES)
-        checks.same_device(name, rank, owner, device)
-        checks.plain_memory(name, rank)
-    points, intervals = ranks[2].shape[0], ranks[3].shape[0]
-    for name, rank, count in zip(_NAMES, ranks, (points, points, points, intervals, intervals), strict=True):
+    found = tuple(_checked_rank(name, rank, owner, device) for name, rank in zip(_NAMES, ranks, strict=True))
+    points, intervals = found[2].shape[0], found[3].shape[0]
+    for place, rank in enumerate(found):
+        count, counted = (points, "ranks_bev") if place < 3 else (intervals, "interval_starts")
         if rank.shape[0] != count:
-            owner_name = "ranks_bev" if count == points and not name.startswith("interval") else "interval_starts"
-            raise checks.fail(name, f"as many as {owner_name}, {count}", rank.shape[0])
-    return tuple(rank if rank.dtype is torch.int32 else _narrowed(rank) for rank in ranks)
+            raise checks.fail(_NAMES[place], f"as many as {counted}, {count}", rank.shape[0])
+    return found
 
 
-def _narrowed(rank: torch.Tensor) -> torch.Tensor:
-    """int64 ranks as int32; what does not fit becomes the nearest that does, which no rank may be either."""
-    return rank.clamp(-MOST - 1, MOST).int()
+def _checked_rank(name: str, rank: Any, owner: str, device: torch.device) -> torch.Tensor:
+    checks.tensors(**{name: rank})
+    checks.layout(**{name: rank})
+    checks.rank(name, rank, "Ni" if name.startswith("interval") else "Np")
+    checks.dtype(name, rank, planning.INDEX_DTYPES)
+    checks.same_device(name, rank, owner, device)
+    checks.plain_memory(name, rank)
+    # what does not fit into 32 bits becomes the nearest that does, which no rank may be either
+    return rank if rank.dtype is torch.int32 else rank.clamp(-MOST - 1, MOST).int()
 
 
 def _reference_keys(ranks: tuple[torch.Tensor, ...], weights: int, rows: int, cells: int) -> torch.Tensor:

@@ -116,8 +116,8 @@ def region(
     if min(image) <= 0:
         raise checks.fail("image_size", "positive (h, w)", list(image))
     roi = _host.reals("roi_range", roi_range, counts[0])
-    for low, high in zip(roi[::2], roi[1::2], strict=True):
-        if not low < high:
+    for axis in range(0, len(roi), 2):
+        if not roi[axis] < roi[axis + 1]:
             raise checks.fail("roi_range", "low < high on every axis", list(roi))
     grid = _host.sizes("grid_size", grid_size, counts[1])
     if math.prod(grid) > MOST_CELLS:
@@ -133,22 +133,25 @@ def projection_rows(projections: torch.Tensor, image_feats: torch.Tensor, batch:
         raise checks.fail("projection_matrices", expected, list(projections.shape))
     checks.storage("projection_matrices", projections)
     checks.same_device("projection_matrices", projections, "image_feats", image_feats.device)
+    kind = torch.float64 if image_feats.dtype is torch.float64 else torch.float32
+    if projections.dtype is kind and shape[2] == 3 and not projections.requires_grad:
+        return projections
     if takes_direct_path((projections,)):
         checks.memory("projection_matrices", projections)  # torch would crash on converting none
-    kind = torch.float64 if image_feats.dtype is torch.float64 else torch.float32
-    if projections.dtype is kind and projections.shape[2] == 3 and not projections.requires_grad:
-        return projections
     return projections.detach()[:, :, :3].to(kind)
 
 
 def _parameters(distribution: Any, epsilon: Any, threshold: Any) -> tuple[int, float, float]:
-    if not isinstance(distribution, numbers.Integral) or isinstance(distribution, bool) or distribution not in (0, 1):
+    ordinary = type(distribution) is int or (isinstance(distribution, numbers.Integral) and not isinstance(distribution, bool))
+    if not ordinary or distribution not in (0, 1):
         raise checks.fail("depth_distribution", "0 (Gaussian) or 1 (Laplace)", repr(distribution))
     return int(distribution), positive("epsilon", epsilon, 0), positive("depth_weight_threshold", threshold, 0)
 
 
 def positive(argument: str, value: Any, least: float) -> float:
     """A finite number of at least ``least``."""
+    if type(value) is float and least <= value < math.inf:
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{argument}: expected a number, got {value!r}")
     number = float(value)
