@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from muspace_core.testing.cases import Arguments, Case, EmptyCase
-from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.refusals import STORAGE, refused, wrong_device, wrong_shape, wrong_type
 
-refusals = load_sibling(__file__, "pool_refusals")
 Coordinates = Callable[[np.random.Generator, int, np.ndarray], np.ndarray]
 
 
@@ -110,37 +109,26 @@ EMPTY = (
     *[EmptyCase(axis, lambda a, axis=axis: a | {axis: 0}) for axis in ("B", "D", "H", "W")],
 )
 
-_value, _type = refusals.wrong_value, refusals.wrong_type
 ERRORS = (
-    _value("feats_rank", "feats", lambda t: t[0], "feats: expected shape [N, C], got [4]"),
-    _value("feats_rank_3", "feats", lambda t: t[None], "feats: expected shape [N, C], got [1, 12, 4]"),
-    _value("coords_rank", "coords", lambda t: t[0]),
-    _value("coords_columns", "coords", lambda t: t[:, :3]),
-    _value("coords_rows", "coords", lambda t: t[:5], "coords: expected shape [N, 4] = [12, 4], got [5, 4]"),
-    _value("coords_one_row", "coords", lambda t: t[:1], "coords: expected shape [N, 4] = [12, 4], got [1, 4]"),
-    _type("feats_int", "feats", lambda t: t.int(), "feats: expected dtype float32, bfloat16, float16, float64, got int32"),
-    _type("feats_bool", "feats", lambda t: t > 0, "feats: expected dtype float32, bfloat16, float16, float64, got bool"),
-    _type(
-        "feats_complex",
-        "feats",
-        lambda t: t.to(torch.complex64),
-        "feats: expected dtype float32, bfloat16, float16, float64, got complex64",
-    ),
-    _type(
-        "feats_float8",
-        "feats",
-        lambda t: t.to(torch.float8_e4m3fn),
-        "feats: expected dtype float32, bfloat16, float16, float64, got float8_e4m3fn",
-    ),
-    _type("coords_float", "coords", lambda t: t.float(), "coords: expected dtype int32, int64, got float32"),
-    _type("coords_int16", "coords", lambda t: t.short(), "coords: expected dtype int32, int64, got int16"),
-    _type("coords_bool", "coords", lambda t: t > 0, "coords: expected dtype int32, int64, got bool"),
-    _type("feats_array", "feats", lambda t: t.cpu().numpy(), "feats: expected a torch.Tensor, got ndarray"),
-    _type("feats_none", "feats", lambda t: None, "feats: expected a torch.Tensor, got NoneType"),
-    _type("coords_list", "coords", lambda t: t.tolist(), "coords: expected a torch.Tensor, got list"),
-    _type("coords_none", "coords", lambda t: None, "coords: expected a torch.Tensor, got NoneType"),
-    _value("coords_meta", "coords", lambda t: t.to("meta"), "coords: expected device {device} (that of feats), got meta"),
-    *[_value(f"{axis}_negative", axis, lambda n: -n) for axis in ("B", "D", "H", "W")],
-    *[_type(f"{axis}_float", axis, lambda n: n + 0.5) for axis in ("B", "W")],
-    *[_type(f"{axis}_none", axis, lambda n: None) for axis in ("D", "H")],
+    wrong_shape("feats_rank", "feats", lambda t: t[0], "[N, C]", "[4]"),
+    wrong_shape("feats_rank_3", "feats", lambda t: t[None], "[N, C]", "[1, 12, 4]"),
+    refused("coords_rank", "coords", lambda t: t[0]),
+    refused("coords_columns", "coords", lambda t: t[:, :3]),
+    wrong_shape("coords_rows", "coords", lambda t: t[:5], "[N, 4] = [12, 4]", "[5, 4]"),
+    wrong_shape("coords_one_row", "coords", lambda t: t[:1], "[N, 4] = [12, 4]", "[1, 4]"),
+    wrong_type("feats_int", "feats", lambda t: t.int(), STORAGE, "int32"),
+    wrong_type("feats_bool", "feats", lambda t: t > 0, STORAGE, "bool"),
+    wrong_type("feats_complex", "feats", lambda t: t.to(torch.complex64), STORAGE, "complex64"),
+    wrong_type("feats_float8", "feats", lambda t: t.to(torch.float8_e4m3fn), STORAGE, "float8_e4m3fn"),
+    wrong_type("coords_float", "coords", lambda t: t.float(), "dtype int32, int64", "float32"),
+    wrong_type("coords_int16", "coords", lambda t: t.short(), "dtype int32, int64", "int16"),
+    wrong_type("coords_bool", "coords", lambda t: t > 0, "dtype int32, int64", "bool"),
+    wrong_type("feats_array", "feats", lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
+    wrong_type("feats_none", "feats", lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("coords_list", "coords", lambda t: t.tolist(), "a torch.Tensor", "list"),
+    wrong_type("coords_none", "coords", lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_device("coords_meta", "coords", "feats"),
+    *[refused(f"{axis}_negative", axis, lambda n: -n) for axis in ("B", "D", "H", "W")],
+    *[refused(f"{axis}_float", axis, lambda n: n + 0.5, TypeError) for axis in ("B", "W")],
+    *[refused(f"{axis}_none", axis, lambda n: None, TypeError) for axis in ("D", "H")],
 )

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from muspace_core.testing.cases import Arguments, Case, EmptyCase
-from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.cases import Arguments, Case, EmptyCase, ErrorCase
+from muspace_core.testing.refusals import NARROW, STORAGE, number_at, wrong_device, wrong_shape, wrong_type, wrong_value
 
-refusals = load_sibling(__file__, "pool_refusals")
 RANKS = ("ranks_depth", "ranks_feat", "ranks_bev")
 INTERVALS = ("interval_starts", "interval_lengths")
 INDICES = (*RANKS, *INTERVALS)
@@ -169,122 +168,65 @@ EMPTY = (
     ),
 )
 
-_value, _type = refusals.wrong_value, refusals.wrong_type
 ERRORS = (
-    _value("depth_rank", "depth", lambda t: t[0], "depth: expected shape [B, N, D, fH, fW], got [2, 3, 2, 3]"),
-    _value("feat_rank", "feat", lambda t: t[0], "feat: expected shape [B, N, fH, fW, C], got [2, 2, 3, 4]"),
-    _value(
-        "feat_cameras",
-        "feat",
-        lambda t: t[:, :1],
-        "depth: expected shape [B, N, D, fH, fW] = [2, 1, 3, 2, 3], got [2, 2, 3, 2, 3]",
+    wrong_shape("depth_rank", "depth", lambda t: t[0], "[B, N, D, fH, fW]", "[2, 3, 2, 3]"),
+    wrong_shape("feat_rank", "feat", lambda t: t[0], "[B, N, fH, fW, C]", "[2, 2, 3, 4]"),
+    wrong_shape("feat_cameras", "feat", lambda t: t[:, :1], "[B, N, D, fH, fW] = [2, 1, 3, 2, 3]", "[2, 2, 3, 2, 3]", "depth"),
+    wrong_shape("feat_batch", "feat", lambda t: t[:1], "[B, N, D, fH, fW] = [1, 2, 3, 2, 3]", "[2, 2, 3, 2, 3]", "depth"),
+    wrong_shape(
+        "feat_height", "feat", lambda t: t[:, :, :1], "[B, N, D, fH, fW] = [2, 2, 3, 1, 3]", "[2, 2, 3, 2, 3]", "depth"
     ),
-    _value(
-        "feat_batch",
-        "feat",
-        lambda t: t[:1],
-        "depth: expected shape [B, N, D, fH, fW] = [1, 2, 3, 2, 3], got [2, 2, 3, 2, 3]",
+    wrong_shape(
+        "feat_width", "feat", lambda t: t[:, :, :, :1], "[B, N, D, fH, fW] = [2, 2, 3, 2, 1]", "[2, 2, 3, 2, 3]", "depth"
     ),
-    _value(
-        "feat_height",
-        "feat",
-        lambda t: t[:, :, :1],
-        "depth: expected shape [B, N, D, fH, fW] = [2, 2, 3, 1, 3], got [2, 2, 3, 2, 3]",
-    ),
-    _value(
-        "feat_width",
-        "feat",
-        lambda t: t[:, :, :, :1],
-        "depth: expected shape [B, N, D, fH, fW] = [2, 2, 3, 2, 1], got [2, 2, 3, 2, 3]",
-    ),
-    _type("depth_int", "depth", lambda t: t.int(), "depth: expected dtype float32, bfloat16, float16, got int32"),
-    _type(
-        "depth_complex",
-        "depth",
-        lambda t: t.to(torch.complex64),
-        "depth: expected dtype float32, bfloat16, float16, got complex64",
-    ),
-    _type("feat_int", "feat", lambda t: t.int(), "feat: expected dtype float32, bfloat16, float16, float64, got int32"),
-    _type(
-        "feat_float8",
-        "feat",
-        lambda t: t.to(torch.float8_e4m3fn),
-        "feat: expected dtype float32, bfloat16, float16, float64, got float8_e4m3fn",
-    ),
-    _type("feat_none", "feat", lambda t: None, "feat: expected a torch.Tensor, got NoneType"),
-    _type("depth_array", "depth", lambda t: t.cpu().numpy(), "depth: expected a torch.Tensor, got ndarray"),
-    *[
-        _type(f"{name}_float", name, lambda t: t.float(), f"{name}: expected dtype int32, int64, got float32")
-        for name in INDICES
-    ],
-    *[_type(f"{name}_none", name, lambda t: None, f"{name}: expected a torch.Tensor, got NoneType") for name in INDICES],
-    *[_type(f"{name}_list", name, lambda t: t.tolist(), f"{name}: expected a torch.Tensor, got list") for name in RANKS],
-    *[_value(f"{name}_rank", name, lambda t: t[None], f"{name}: expected shape [Np], got [1, 66]") for name in RANKS],
-    *[_value(f"{name}_rank", name, lambda t: t[None], f"{name}: expected shape [Ni], got [1, 22]") for name in INTERVALS],
-    *[
-        _value(f"{name}_meta", name, lambda t: t.to("meta"), f"{name}: expected device {{device}} (that of feat), got meta")
-        for name in ("depth", *INDICES)
-    ],
-    _value("feat_meta", "feat", lambda t: t.to("meta"), "depth: expected device meta (that of feat), got {device}"),
-    _value("ranks_feat_short", "ranks_feat", lambda t: t[:-1], "ranks_feat: expected as many as ranks_bev, 66, got 65"),
-    _value("ranks_bev_short", "ranks_bev", lambda t: t[:-1], "ranks_depth: expected as many as ranks_bev, 65, got 66"),
-    _value(
-        "interval_lengths_short",
-        "interval_lengths",
-        lambda t: t[:-1],
-        "interval_lengths: expected as many as interval_starts, 22, got 21",
-    ),
-    _value("shape_of_four", "bev_feat_shape", lambda t: t[1:], "bev_feat_shape: expected 5 integers, got [1, 3, 4, 4]"),
-    _value("shape_of_six", "bev_feat_shape", lambda t: (1, *t), "bev_feat_shape: expected 5 integers, got [1, 2, 1, 3, 4, 4]"),
-    _value(
+    wrong_type("depth_int", "depth", lambda t: t.int(), NARROW, "int32"),
+    wrong_type("depth_complex", "depth", lambda t: t.to(torch.complex64), NARROW, "complex64"),
+    wrong_type("feat_int", "feat", lambda t: t.int(), STORAGE, "int32"),
+    wrong_type("feat_float8", "feat", lambda t: t.to(torch.float8_e4m3fn), STORAGE, "float8_e4m3fn"),
+    wrong_type("feat_none", "feat", lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("depth_array", "depth", lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
+    *[wrong_type(f"{name}_float", name, lambda t: t.float(), "dtype int32, int64", "float32") for name in INDICES],
+    *[wrong_type(f"{name}_none", name, lambda t: None, "a torch.Tensor", "NoneType") for name in INDICES],
+    *[wrong_type(f"{name}_list", name, lambda t: t.tolist(), "a torch.Tensor", "list") for name in RANKS],
+    *[wrong_shape(f"{name}_rank", name, lambda t: t[None], "[Np]", "[1, 66]") for name in RANKS],
+    *[wrong_shape(f"{name}_rank", name, lambda t: t[None], "[Ni]", "[1, 22]") for name in INTERVALS],
+    *[wrong_device(f"{name}_meta", name, "feat") for name in ("depth", *INDICES)],
+    wrong_value("feat_meta", "feat", lambda t: t.to("meta"), "device meta (that of feat)", "{device}", "depth"),
+    wrong_value("ranks_feat_short", "ranks_feat", lambda t: t[:-1], "as many as ranks_bev, 66", "65"),
+    wrong_value("ranks_bev_short", "ranks_bev", lambda t: t[:-1], "as many as ranks_bev, 65", "66", "ranks_depth"),
+    wrong_value("interval_lengths_short", "interval_lengths", lambda t: t[:-1], "as many as interval_starts, 22", "21"),
+    wrong_value("shape_of_four", "bev_feat_shape", lambda t: t[1:], "5 integers", "[1, 3, 4, 4]"),
+    wrong_value("shape_of_six", "bev_feat_shape", lambda t: (1, *t), "5 integers", "[1, 2, 1, 3, 4, 4]"),
+    wrong_value(
         "shape_channels",
         "bev_feat_shape",
         lambda t: (*t[:4], t[4] + 1),
-        "bev_feat_shape: expected (B, Dz, Dy, Dx, C) with the C = 4 of feat, got [2, 1, 3, 4, 5]",
+        "(B, Dz, Dy, Dx, C) with the C = 4 of feat",
+        "[2, 1, 3, 4, 5]",
     ),
-    _value(
-        "shape_negative",
-        "bev_feat_shape",
-        lambda t: (t[0], -1, *t[2:]),
-        "bev_feat_shape: expected sizes of at least 0, got [2, -1, 3, 4, 4]",
-    ),
-    _type(
-        "shape_float",
-        "bev_feat_shape",
-        lambda t: (t[0], 1.5, *t[2:]),
-        "bev_feat_shape: expected 5 integers, got [2, 1.5, 3, 4, 4]",
-    ),
-    _type("shape_number", "bev_feat_shape", lambda t: 4, "bev_feat_shape: expected 5 integers, got 4"),
+    wrong_value("shape_negative", "bev_feat_shape", lambda t: (t[0], -1, *t[2:]), "sizes of at least 0", "[2, -1, 3, 4, 4]"),
+    wrong_type("shape_float", "bev_feat_shape", lambda t: (t[0], 1.5, *t[2:]), "5 integers", "[2, 1.5, 3, 4, 4]"),
+    wrong_type("shape_number", "bev_feat_shape", lambda t: 4, "5 integers", "4"),
 )
 
 
 HUGE = 2**31 - 1
 
 
-def _faulty(name: str, argument: str, at: int, number: int, text: str) -> Any:
-    """``text`` follows the name of the argument it blames."""
-
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        changed = tensor.clone()
-        changed[at] = number
-        return changed
-
-    return refusals.wrong_value(name, argument, change, text)
-
-
-def _rank(name: str, argument: str, at: int, number: int) -> Any:
+def _rank(name: str, argument: str, at: int, number: int) -> ErrorCase:
     limit = {"ranks_depth": 72, "ranks_feat": 24}[argument]
-    return _faulty(name, argument, at, number, f"{argument}[{at}]: expected an index from 0 to {limit - 1}, got {number}")
+    expected = f"an index from 0 to {limit - 1}"
+    return wrong_value(name, argument, number_at(at, number), expected, str(number), f"{argument}[{at}]")
 
 
-def _cell(name: str, at: int, number: int) -> Any:
-    text = f"ranks_bev[{at}]: expected a cell from 0 to 23, one for all points of an interval, got {number}"
-    return _faulty(name, "ranks_bev", at, number, text)
+def _cell(name: str, at: int, number: int) -> ErrorCase:
+    expected = "a cell from 0 to 23, one for all points of an interval"
+    return wrong_value(name, "ranks_bev", number_at(at, number), expected, str(number), f"ranks_bev[{at}]")
 
 
-def _interval(name: str, argument: str, at: int, number: int, start: int, length: int) -> Any:
-    text = f"interval_starts[{at}]: expected an interval inside the 66 points, got start {start}, length {length}"
-    return _faulty(name, argument, at, number, text)
+def _interval(name: str, argument: str, at: int, number: int, start: int, length: int) -> ErrorCase:
+    expected, got = "an interval inside the 66 points", f"start {start}, length {length}"
+    return wrong_value(name, argument, number_at(at, number), expected, got, f"interval_starts[{at}]")
 
 
 #: Contents of the smallest call that are refused on the cpu backend always, elsewhere under MUSPACE_CHECK=1.

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from muspace_core.testing.cases import Arguments, Case, EmptyCase, ErrorCase
+from muspace_core.testing.cases import Arguments, Case, EmptyCase
+from muspace_core.testing.refusals import NARROW, STORAGE, wrong_device, wrong_shape, wrong_type
 
 GAUSSIAN, LAPLACE = 0, 1
 IMAGE = (64, 96)
@@ -153,30 +154,7 @@ EMPTY = tuple(
 )
 
 
-def _set(name: str, change: Callable[[Any], Any]) -> Callable[[Arguments], None]:
-    def apply(tensors: Arguments) -> None:
-        tensors[name] = change(tensors[name])
-
-    return apply
-
-
 F, D, P = "image_feats", "depth_params", "projection_matrices"
-STORAGE = "dtype float32, bfloat16, float16, float64"
-NARROW = "dtype float32, bfloat16, float16"
-
-
-def _refused(
-    name: str, change: Callable[[Arguments], None], message: str, exception: type[Exception] = ValueError
-) -> ErrorCase:
-    return ErrorCase(name, change, exception, message)
-
-
-def _wrong_type(name: str, argument: str, change: Callable[[torch.Tensor], Any], expected: str, got: str) -> ErrorCase:
-    return _refused(name, _set(argument, change), f"{argument}: expected {expected}, got {got}", TypeError)
-
-
-def _wrong_shape(name: str, argument: str, change: Callable[[torch.Tensor], Any], expected: str, got: str) -> ErrorCase:
-    return _refused(name, _set(argument, change), f"{argument}: expected shape {expected}, got {got}")
 
 
 _DEPTH = "[B, N, H, W, 2] = [2, 2, 5, 7, 2]"
@@ -184,24 +162,24 @@ _PROJECTION = "[B, N, 3 or 4, 4] with B = 2, N = 2"
 
 #: Messages are exact; ``{device}`` is the device under test.
 ERRORS = (
-    _wrong_shape("feats_rank", F, lambda t: t[0], "[B, N, H, W, C]", "[2, 5, 7, 4]"),
-    _wrong_shape("depth_rank", D, lambda t: t[0], "[B, N, H, W, 2]", "[2, 5, 7, 2]"),
-    _wrong_shape("depth_channels", D, lambda t: t[..., :1], _DEPTH, "[2, 2, 5, 7, 1]"),
-    _wrong_shape("depth_batch", D, lambda t: t[:1], _DEPTH, "[1, 2, 5, 7, 2]"),
-    _wrong_shape("depth_columns", D, lambda t: t[..., :6, :], _DEPTH, "[2, 2, 5, 6, 2]"),
-    _wrong_shape("projection_rank", P, lambda t: t[0], _PROJECTION, "[2, 3, 4]"),
-    _wrong_shape("projection_columns", P, lambda t: t[..., :3], _PROJECTION, "[2, 2, 3, 3]"),
-    _wrong_shape("projection_cameras", P, lambda t: t[:, :1], _PROJECTION, "[2, 1, 3, 4]"),
-    _wrong_type("feats_int", F, lambda t: t.int(), STORAGE, "int32"),
-    _wrong_type("feats_complex", F, lambda t: t.to(torch.complex64), STORAGE, "complex64"),
-    _wrong_type("depth_int", D, lambda t: t.long(), NARROW, "int64"),
-    _wrong_type("depth_double", D, lambda t: t.double(), NARROW, "float64"),
-    _wrong_type("projection_int", P, lambda t: t.long(), f"{NARROW}, float64", "int64"),
-    _wrong_type("feats_array", F, lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
-    _wrong_type("depth_none", D, lambda t: None, "a torch.Tensor", "NoneType"),
-    _wrong_type("projection_list", P, lambda t: t.tolist(), "a torch.Tensor", "list"),
-    _refused("depth_meta", _set(D, lambda t: t.to("meta")), f"{D}: expected device {{device}} (that of {F}), got meta"),
-    _refused("projection_meta", _set(P, lambda t: t.to("meta")), f"{P}: expected device {{device}} (that of {F}), got meta"),
+    wrong_shape("feats_rank", F, lambda t: t[0], "[B, N, H, W, C]", "[2, 5, 7, 4]"),
+    wrong_shape("depth_rank", D, lambda t: t[0], "[B, N, H, W, 2]", "[2, 5, 7, 2]"),
+    wrong_shape("depth_channels", D, lambda t: t[..., :1], _DEPTH, "[2, 2, 5, 7, 1]"),
+    wrong_shape("depth_batch", D, lambda t: t[:1], _DEPTH, "[1, 2, 5, 7, 2]"),
+    wrong_shape("depth_columns", D, lambda t: t[..., :6, :], _DEPTH, "[2, 2, 5, 6, 2]"),
+    wrong_shape("projection_rank", P, lambda t: t[0], _PROJECTION, "[2, 3, 4]"),
+    wrong_shape("projection_columns", P, lambda t: t[..., :3], _PROJECTION, "[2, 2, 3, 3]"),
+    wrong_shape("projection_cameras", P, lambda t: t[:, :1], _PROJECTION, "[2, 1, 3, 4]"),
+    wrong_type("feats_int", F, lambda t: t.int(), STORAGE, "int32"),
+    wrong_type("feats_complex", F, lambda t: t.to(torch.complex64), STORAGE, "complex64"),
+    wrong_type("depth_int", D, lambda t: t.long(), NARROW, "int64"),
+    wrong_type("depth_double", D, lambda t: t.double(), NARROW, "float64"),
+    wrong_type("projection_int", P, lambda t: t.long(), f"{NARROW}, float64", "int64"),
+    wrong_type("feats_array", F, lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
+    wrong_type("depth_none", D, lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("projection_list", P, lambda t: t.tolist(), "a torch.Tensor", "list"),
+    wrong_device("depth_meta", D, F),
+    wrong_device("projection_meta", P, F),
 )
 
 #: Host values that are refused: argument, value, the class of the error.

@@ -11,7 +11,7 @@ counts only if w >= threshold;  out = (sum of w * features over cameras and heig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,12 @@ class View:
     distribution: int = GAUSSIAN
     epsilon: float = 1e-6
     threshold: float = 1e-6
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, object]) -> View:
+        """That of a call, by the names of its arguments."""
+        names = ("image_size", "roi_range", "grid_size", "depth_distribution", "epsilon", "depth_weight_threshold")
+        return cls(*[arguments[name] for name in names])
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from muspace_core.testing.cases import Arguments, Case, EmptyCase, ErrorCase
+from muspace_core.testing.cases import Arguments, Case, EmptyCase
 from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.refusals import NARROW, STORAGE, wrong_device, wrong_shape, wrong_type
 
 _flash = load_sibling(__file__, "flash_bevpool_inputs")
 
@@ -145,30 +145,7 @@ def _cut(axis: str) -> Callable[[Arguments], Arguments]:
 EMPTY = tuple(EmptyCase(name, _cut(name)) for name in ("batch", "cameras", "channels", "points", "grid_x", "grid_y"))
 
 
-def _set(name: str, change: Callable[[Any], Any]) -> Callable[[Arguments], None]:
-    def apply(tensors: Arguments) -> None:
-        tensors[name] = change(tensors[name])
-
-    return apply
-
-
 F, P, S, W = "image_feats", "projection_matrices", "sampling_offsets", "attention_weights"
-STORAGE = "dtype float32, bfloat16, float16, float64"
-NARROW = "dtype float32, bfloat16, float16"
-
-
-def _refused(
-    name: str, change: Callable[[Arguments], None], message: str, exception: type[Exception] = ValueError
-) -> ErrorCase:
-    return ErrorCase(name, change, exception, message)
-
-
-def _wrong_type(name: str, argument: str, change: Callable[[torch.Tensor], Any], expected: str, got: str) -> ErrorCase:
-    return _refused(name, _set(argument, change), f"{argument}: expected {expected}, got {got}", TypeError)
-
-
-def _wrong_shape(name: str, argument: str, change: Callable[[torch.Tensor], Any], expected: str, got: str) -> ErrorCase:
-    return _refused(name, _set(argument, change), f"{argument}: expected shape {expected}, got {got}")
 
 
 _PROJECTION = "[B, N, 3 or 4, 4] with B = 2, N = 2"
@@ -177,23 +154,23 @@ _WEIGHTS = "[B, Q, heads, L, PA]"
 
 #: Messages are exact; ``{device}`` is the device under test.
 ERRORS = (
-    _wrong_shape("projection_rank", P, lambda t: t[0], _PROJECTION, "[2, 3, 4]"),
-    _wrong_shape("projection_cameras", P, lambda t: t[:, :1], _PROJECTION, "[2, 1, 3, 4]"),
-    _wrong_shape("offsets_rank", S, lambda t: t[0], _OFFSETS, "[12, 2, 2, 4, 2]"),
-    _wrong_shape("offsets_last", S, lambda t: t[..., :1], f"{_OFFSETS} = [2, 12, 2, 2, 4, 2]", "[2, 12, 2, 2, 4, 1]"),
-    _wrong_shape("offsets_queries", S, lambda t: t[:, :9], f"{_OFFSETS} = [2, 12, 2, 2, 4, 2]", "[2, 9, 2, 2, 4, 2]"),
-    _wrong_shape("offsets_levels", S, lambda t: t[:, :, :, :1], f"{_OFFSETS} = [2, 12, 2, 2, 4, 2]", "[2, 12, 2, 1, 4, 2]"),
-    _wrong_shape("weights_rank", W, lambda t: t[0], _WEIGHTS, "[12, 2, 2, 4]"),
-    _wrong_shape("weights_points", W, lambda t: t[..., :2], f"{_WEIGHTS} = [2, 12, 2, 2, 4]", "[2, 12, 2, 2, 2]"),
-    _wrong_type("feats_int", F, lambda t: t.int(), STORAGE, "int32"),
-    _wrong_type("offsets_int", S, lambda t: t.long(), NARROW, "int64"),
-    _wrong_type("offsets_double", S, lambda t: t.double(), NARROW, "float64"),
-    _wrong_type("weights_double", W, lambda t: t.double(), NARROW, "float64"),
-    _wrong_type("feats_array", F, lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
-    _wrong_type("offsets_list", S, lambda t: t.tolist(), "a torch.Tensor", "list"),
-    _refused("offsets_meta", _set(S, lambda t: t.to("meta")), f"{S}: expected device {{device}} (that of {F}), got meta"),
-    _refused("weights_meta", _set(W, lambda t: t.to("meta")), f"{W}: expected device {{device}} (that of {F}), got meta"),
-    _refused("projection_meta", _set(P, lambda t: t.to("meta")), f"{P}: expected device {{device}} (that of {F}), got meta"),
+    wrong_shape("projection_rank", P, lambda t: t[0], _PROJECTION, "[2, 3, 4]"),
+    wrong_shape("projection_cameras", P, lambda t: t[:, :1], _PROJECTION, "[2, 1, 3, 4]"),
+    wrong_shape("offsets_rank", S, lambda t: t[0], _OFFSETS, "[12, 2, 2, 4, 2]"),
+    wrong_shape("offsets_last", S, lambda t: t[..., :1], f"{_OFFSETS} = [2, 12, 2, 2, 4, 2]", "[2, 12, 2, 2, 4, 1]"),
+    wrong_shape("offsets_queries", S, lambda t: t[:, :9], f"{_OFFSETS} = [2, 12, 2, 2, 4, 2]", "[2, 9, 2, 2, 4, 2]"),
+    wrong_shape("offsets_levels", S, lambda t: t[:, :, :, :1], f"{_OFFSETS} = [2, 12, 2, 2, 4, 2]", "[2, 12, 2, 1, 4, 2]"),
+    wrong_shape("weights_rank", W, lambda t: t[0], _WEIGHTS, "[12, 2, 2, 4]"),
+    wrong_shape("weights_points", W, lambda t: t[..., :2], f"{_WEIGHTS} = [2, 12, 2, 2, 4]", "[2, 12, 2, 2, 2]"),
+    wrong_type("feats_int", F, lambda t: t.int(), STORAGE, "int32"),
+    wrong_type("offsets_int", S, lambda t: t.long(), NARROW, "int64"),
+    wrong_type("offsets_double", S, lambda t: t.double(), NARROW, "float64"),
+    wrong_type("weights_double", W, lambda t: t.double(), NARROW, "float64"),
+    wrong_type("feats_array", F, lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
+    wrong_type("offsets_list", S, lambda t: t.tolist(), "a torch.Tensor", "list"),
+    wrong_device("offsets_meta", S, F),
+    wrong_device("weights_meta", W, F),
+    wrong_device("projection_meta", P, F),
 )
 
 #: Host values that are refused: argument, value, the class of the error.

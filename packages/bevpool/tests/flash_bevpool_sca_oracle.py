@@ -11,8 +11,8 @@ out[b,q] = sum over hit cameras, levels and k of  weight * bilinear(level, X, Y)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -28,6 +28,11 @@ class View:
     spatial_shapes: Sequence[Sequence[int]] | None = None
     eps: float = 1e-5
     average: str = "hit_cameras"
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, object]) -> View:
+        """That of a call, by the names of its arguments."""
+        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     @property
     def anchors(self) -> np.ndarray:

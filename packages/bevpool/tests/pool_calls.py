@@ -11,6 +11,7 @@ from typing import Any
 import muspace_bevpool
 import numpy as np
 import torch
+from muspace_core.testing.calls import as_tensors, on_backend
 from muspace_core.testing.cases import Arguments
 from muspace_core.testing.plugin import load_sibling
 
@@ -32,20 +33,16 @@ class Pooling:
     backward: Callable[..., dict[str, np.ndarray]]
 
     def call(self, backend: str, tensors: Arguments, **keywords: Any) -> torch.Tensor:
-        if backend == "reference":
-            keywords.setdefault("backend", "reference")
-        return getattr(muspace_bevpool, self.name)(*tensors.values(), **keywords)
+        return on_backend(getattr(muspace_bevpool, self.name))(backend, *tensors.values(), **keywords)
 
     def plan(self, place: str, tensors: Arguments, **keywords: Any) -> Any:
-        if place == "reference":
-            keywords.setdefault("backend", "reference")
         if self.name == "bev_pool_v2":
             keywords["depth_shape"] = tuple(tensors["depth"].shape)
-        return getattr(muspace_bevpool, f"{self.name}_plan")(*[tensors[k] for k in self.planned_by], **keywords)
+        builder = on_backend(getattr(muspace_bevpool, f"{self.name}_plan"))
+        return builder(place, *[tensors[k] for k in self.planned_by], **keywords)
 
     def tensors(self, arguments: Arguments, device: str, dtype: torch.dtype = torch.float32) -> Arguments:
-        made = {k: torch.from_numpy(np.array(v)).to(device) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
-        return made | {k: made[k].to(dtype) for k in self.floating}
+        return as_tensors(arguments, device, dtype)
 
     def run(self, backend: str, tensors: Arguments, **keywords: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Output, and gradients for an upstream gradient of small integers."""

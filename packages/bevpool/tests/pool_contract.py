@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from muspace_core.testing.calls import on_backend, represented
 from muspace_core.testing.cases import Arguments, Case
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.contract import OpContract
@@ -40,9 +41,7 @@ class PoolContract(OpContract):
             pytest.skip(f"shown on {self.in_new_processes}: one dispatcher, one library")
 
     def planned(self, tensors: Arguments, backend: str, **keywords: Any) -> Any:
-        if backend == "reference":
-            keywords["backend"] = "reference"
-        return type(self).plan(tensors, **keywords)
+        return on_backend(type(self).plan)(backend, tensors, **keywords)
 
     def _same(self, tensors: Arguments, backend: str, plan: Any, what: str, **keywords: Any) -> None:
         """Output and gradients with the plan have the bits of the call without."""
@@ -208,7 +207,7 @@ class PoolContract(OpContract):
         tensors = self.tensors(case.build(), "float32", device)
         whole = tensors | {name: (tensors[name] * 4).round() for name in self.floating}
         output, _, grad_output = self.run(whole, backend, **case.keywords)
-        wanted, _ = type(self).oracle(self.represented(whole), grad_output.double().cpu().numpy(), False)
+        wanted, _ = type(self).oracle(self.represented(whole), represented(grad_output), False)
         assert_close(output, wanted, 1e-30, "output of integers")
 
     @pytest.mark.parametrize("shift", [1, 3])
@@ -238,7 +237,7 @@ class PoolContract(OpContract):
                 flat[flat.numel() // 3] = number
                 output, gradients, grad_output = self.run(tensors, backend, **case.keywords)
                 with np.errstate(invalid="ignore"):
-                    wanted, of = type(self).oracle(self.represented(tensors), grad_output.double().cpu().numpy(), False)
+                    wanted, of = type(self).oracle(self.represented(tensors), represented(grad_output), False)
                 assert_close(output, wanted, 2e-6, f"output of {case.name} with {number} in {name}")
                 for other in self.floating:
                     assert_close(gradients[other], of[other], 1e-5, f"gradient of {other} with {number} in {name}, {case.name}")

@@ -10,33 +10,24 @@ import pytest
 import torch
 from muspace_bevpool import bev_pool, bev_pool_plan
 from muspace_bevpool._spec import BEV_POOL
+from muspace_core.testing.calls import as_tensors, on_backend
 from muspace_core.testing.cases import Arguments
 from muspace_core.testing.compare import assert_bits_equal, assert_close
-from muspace_core.testing.golden import GoldenCase, absence_reason, data_root, golden_cases
+from muspace_core.testing.golden import GoldenCase, data_root, golden_cases, golden_marks, golden_parameters
 from muspace_core.testing.plugin import load_sibling
 
 oracle = load_sibling(__file__, "bev_pool_oracle")
 inputs = load_sibling(__file__, "bev_pool_inputs")
 contract = load_sibling(__file__, "pool_contract")
+call = on_backend(bev_pool)
 ROOT = data_root(__file__)
-ABSENT = absence_reason(ROOT)
 GOLDEN = golden_cases("bev_pool", ROOT)
 SIZES = ("B", "D", "H", "W")
-golden = pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, id=c.id, marks=pytest.mark.emu_budget(1_000_000)) for c in GOLDEN] or [pytest.param(None, id="absent")],
-)
-with_golden = [pytest.mark.golden, pytest.mark.skipif(ABSENT is not None, reason=ABSENT or "")]
+golden = pytest.mark.parametrize("case", golden_parameters(GOLDEN, pytest.mark.emu_budget(1_000_000)))
 
 
 def _oracle(arguments: Arguments, grad_output: np.ndarray, double: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return oracle.forward(**arguments), oracle.backward(grad_output, **arguments)
-
-
-def call(backend: str, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    if backend == "reference":
-        keywords.setdefault("backend", "reference")
-    return bev_pool(*arguments, **keywords)
 
 
 class TestBevPool(contract.PoolContract):
@@ -63,7 +54,7 @@ class TestBevPool(contract.PoolContract):
 
 # ---- upstream ------------------------------------------------------------------------------------------------------
 class TestGolden:
-    pytestmark = with_golden
+    pytestmark = golden_marks(ROOT)
 
     def test_the_index_has_cases(self) -> None:
         assert {c.name for c in GOLDEN} >= {"b1_c4", "one_cell", "single_points", "integers", "sparse_n1"}
@@ -91,8 +82,8 @@ class TestGolden:
 
 # ---- special cases -------------------------------------------------------------------------------------------------
 def _tensors(arguments: Arguments, device: str) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    feats, coords = torch.from_numpy(arguments["feats"]).float().to(device), torch.from_numpy(arguments["coords"]).to(device)
-    return feats, coords, [arguments[k] for k in SIZES]
+    feats, coords, *sizes = as_tensors(arguments, device).values()
+    return feats, coords, sizes
 
 
 def test_axes(backend: str, device: str) -> None:

@@ -10,23 +10,20 @@ import pytest
 import torch
 from muspace_bevpool import bev_pool_v2, bev_pool_v2_plan, bev_pool_v2_ranks
 from muspace_bevpool._spec import BEV_POOL_V2
+from muspace_core.testing.calls import as_tensors, on_backend
 from muspace_core.testing.cases import Arguments, ErrorCase
 from muspace_core.testing.compare import assert_close
-from muspace_core.testing.golden import GoldenCase, absence_reason, data_root, golden_cases
+from muspace_core.testing.golden import GoldenCase, data_root, golden_cases, golden_marks, golden_parameters
 from muspace_core.testing.plugin import load_sibling
 
 oracle = load_sibling(__file__, "bev_pool_v2_oracle")
 inputs = load_sibling(__file__, "bev_pool_v2_inputs")
 contract = load_sibling(__file__, "pool_contract")
+call = on_backend(bev_pool_v2)
 ROOT = data_root(__file__)
-ABSENT = absence_reason(ROOT)
 GOLDEN = golden_cases("bev_pool_v2", ROOT)
 ARGUMENTS = ("depth", "feat", *inputs.RANKS, "bev_feat_shape", *inputs.INTERVALS)
-golden = pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, id=c.id, marks=pytest.mark.emu_budget(1_000_000)) for c in GOLDEN] or [pytest.param(None, id="absent")],
-)
-with_golden = [pytest.mark.golden, pytest.mark.skipif(ABSENT is not None, reason=ABSENT or "")]
+golden = pytest.mark.parametrize("case", golden_parameters(GOLDEN, pytest.mark.emu_budget(1_000_000)))
 
 
 def _oracle(arguments: Arguments, grad_output: np.ndarray, double: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -36,12 +33,6 @@ def _oracle(arguments: Arguments, grad_output: np.ndarray, double: bool) -> tupl
 def _plan(tensors: Arguments, **keywords: Any) -> Any:
     given = [tensors[k] for k in ("ranks_depth", "ranks_feat", "ranks_bev", "bev_feat_shape", *inputs.INTERVALS)]
     return bev_pool_v2_plan(*given, depth_shape=tuple(tensors["depth"].shape), **keywords)
-
-
-def call(backend: str, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    if backend == "reference":
-        keywords.setdefault("backend", "reference")
-    return bev_pool_v2(*arguments, **keywords)
 
 
 class TestBevPoolV2(contract.PoolContract):
@@ -72,7 +63,7 @@ class TestBevPoolV2(contract.PoolContract):
 
 # ---- upstream ------------------------------------------------------------------------------------------------------
 class TestGolden:
-    pytestmark = with_golden
+    pytestmark = golden_marks(ROOT)
 
     def test_the_index_has_cases(self) -> None:
         assert {c.name for c in GOLDEN} >= {
@@ -98,7 +89,7 @@ class TestGolden:
     @golden
     def test_operator(self, case: GoldenCase, backend: str, device: str) -> None:
         arrays, given = self._given(case)
-        tensors = {k: torch.from_numpy(v).to(device) if isinstance(v, np.ndarray) else v for k, v in given.items()}
+        tensors = as_tensors(given, device)
         leaves = [tensors["depth"].requires_grad_(), tensors["feat"].requires_grad_()]
         output = call(backend, *tensors.values())
         gradients = torch.autograd.grad(output, leaves, torch.from_numpy(arrays["in"]["grad_out"]).to(device))
@@ -129,11 +120,7 @@ def test_the_published_example(backend: str, device: str) -> None:
 
 # ---- special cases -------------------------------------------------------------------------------------------------
 def _tensors(device: str, arguments: Arguments | None = None) -> Arguments:
-    made = {}
-    for name, value in (arguments or inputs.CASES[0].build()).items():
-        tensor = torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
-        made[name] = (tensor.float() if tensor.is_floating_point() else tensor).to(device) if tensor is not value else value
-    return made
+    return as_tensors(arguments or inputs.CASES[0].build(), device)
 
 
 def test_axes(backend: str, device: str) -> None:
@@ -183,7 +170,7 @@ def test_faulty_indices(case: ErrorCase, backend: str, device: str, monkeypatch:
         monkeypatch.setenv("MUSPACE_CHECK", "1")
     case.check(lambda: call(backend, *tensors.values()), device)
     monkeypatch.delenv("MUSPACE_CHECK", raising=False)
-    case.check(lambda: _plan(tensors, **({"backend": "reference"} if backend == "reference" else {})), device)
+    case.check(lambda: on_backend(_plan)(backend, tensors), device)
 
 
 @pytest.mark.parametrize("name", inputs.RANKS)

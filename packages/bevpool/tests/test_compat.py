@@ -13,6 +13,7 @@ import torch
 from muspace_bevpool import bev_pool, bev_pool_v2, compat, voxel_pool_depth, voxel_pooling_inference, voxel_pooling_train
 from muspace_bevpool.compat import flashocc
 from muspace_core import get_last_dispatch_report
+from muspace_core.testing.calls import represented
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.plugin import load_sibling
 
@@ -181,9 +182,8 @@ def test_bev_pool_v2_ext_backward(backend: str, device: str) -> None:
     compat.bev_pool_v2_ext.bev_pool_v2_backward(
         grad_output, of_depth, of_feat, t["depth"], t["feat"], rd, rf, rb, lengths, starts
     )  # fmt: skip
-    given = {k: v.double().cpu().numpy() if isinstance(v, torch.Tensor) else v for k, v in t.items()}
-    given |= {k: v.astype(np.int64) for k, v in given.items() if k in calls.BEV_POOL_V2.inputs.INDICES}
-    wanted = v2_oracle.backward(grad_output.permute(0, 4, 1, 2, 3).double().cpu().numpy(), **given)
+    given = {k: represented(v) if isinstance(v, torch.Tensor) else v for k, v in t.items()}
+    wanted = v2_oracle.backward(represented(grad_output.permute(0, 4, 1, 2, 3)), **given)
     assert_close(of_depth, wanted["depth"], 1e-5)
     assert_close(of_feat, wanted["feat"], 1e-5)
     _natively(backend)

@@ -16,16 +16,9 @@ oracle = load_sibling(__file__, "flash_bevpool_oracle")
 inputs = load_sibling(__file__, "flash_bevpool_inputs")
 
 
-def view(arguments: Arguments) -> Any:
-    return oracle.View(
-        arguments["image_size"], arguments["roi_range"], arguments["grid_size"], arguments["depth_distribution"],
-        arguments["epsilon"], arguments["depth_weight_threshold"],
-    )  # fmt: skip
-
-
 def _oracle(arguments: Arguments, grad_output: np.ndarray, double: bool) -> tuple[np.ndarray, dict[str, Any]]:
     feats, depth, projections = (arguments[k] for k in ("image_feats", "depth_params", "projection_matrices"))
-    output, grad_feats, grad_depth = oracle.backward(grad_output, feats, depth, projections, view(arguments))
+    output, grad_feats, grad_depth = oracle.backward(grad_output, feats, depth, projections, oracle.View.of(arguments))
     return output, {"image_feats": grad_feats, "depth_params": grad_depth}
 
 
@@ -62,8 +55,8 @@ def test_the_cases_keep_clear_of_every_decision() -> None:
         arguments = case.build()
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
             depth = torch.from_numpy(arguments["depth_params"]).to(dtype).double().numpy()
-            close = oracle.close_calls(depth, arguments["projection_matrices"], view(arguments))
+            close = oracle.close_calls(depth, arguments["projection_matrices"], oracle.View.of(arguments))
             assert close == 0, f"{case.name}, {dtype}: {close} samples could go either way"
-        counted = oracle.counted(arguments["depth_params"], arguments["projection_matrices"], view(arguments))
+        counted = oracle.counted(arguments["depth_params"], arguments["projection_matrices"], oracle.View.of(arguments))
         assert counted.any() != (case.name == "nothing_seen"), case.name
         assert counted.all() == case.name.startswith("one_"), case.name

@@ -9,6 +9,7 @@ import pytest
 import torch
 from muspace_bevpool import compat, flash_bevpool
 from muspace_core import get_last_dispatch_report
+from muspace_core.testing.calls import as_tensors
 from muspace_core.testing.compare import assert_bits_equal
 from muspace_core.testing.plugin import load_sibling
 
@@ -24,9 +25,7 @@ def _function() -> Any:
 
 
 def _given(device: str, **sizes: Any) -> dict[str, Any]:
-    made = inputs.lift("compat", **sizes)
-    for name in ("image_feats", "depth_params", "projection_matrices"):
-        made[name] = torch.from_numpy(made[name]).float().to(device)
+    made = as_tensors(inputs.lift("compat", **sizes), device)
     h, w = made["image_feats"].shape[2:4]
     made["feature_size"] = torch.tensor([h, w], dtype=torch.int32, device=device).expand(*made["image_feats"].shape[:2], 2)
     return made

@@ -7,23 +7,21 @@ import numpy as np
 import pytest
 import torch
 from muspace_bevpool import flash_bevpool
+from muspace_core.testing.calls import on_backend, represented
 from muspace_core.testing.compare import assert_mismatch_ratio, peak
-from muspace_core.testing.golden import GoldenCase, absence_reason, data_root, golden_cases
+from muspace_core.testing.golden import GoldenCase, data_root, golden_cases, golden_marks, golden_parameters
 from muspace_core.testing.plugin import load_sibling
 
 oracle = load_sibling(__file__, "flash_bevpool_oracle")
 ROOT = data_root(__file__)
-ABSENT = absence_reason(ROOT)
 GOLDEN = golden_cases("flash_bevpool", ROOT)
 #: Peak-relative; a sample on a border or at the threshold may flip, so cells are counted instead of the tolerance widened.
 OUTPUT, FLIPPED = 1e-5, 0.005
 TENSORS = ("image_feats", "depth_params", "projection_matrices")
 
-pytestmark = [pytest.mark.golden, pytest.mark.skipif(ABSENT is not None, reason=ABSENT or "")]
+pytestmark = golden_marks(ROOT)
 # Upstream's sizes are given; the largest takes this much in the emulation.
-CASES = [pytest.param(c, id=c.id, marks=pytest.mark.emu_budget(20_000_000)) for c in GOLDEN] or [
-    pytest.param(None, id="absent")
-]
+CASES = golden_parameters(GOLDEN, pytest.mark.emu_budget(20_000_000))
 
 
 def _cells(found: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -53,23 +51,19 @@ def test_upstream(case: GoldenCase, four_rows: bool, backend: str, device: str) 
     feats, depth, projections = (torch.from_numpy(arrays["in"][name]).to(device) for name in TENSORS)
     if four_rows:
         projections = torch.nn.functional.pad(projections, (0, 0, 0, 1))
-    output = flash_bevpool(
-        feats, depth, projections, torch.from_numpy(arrays["in"]["feature_size"]).to(device),
+    output = on_backend(flash_bevpool)(
+        backend, feats, depth, projections, torch.from_numpy(arrays["in"]["feature_size"]).to(device),
         tuple(arrays["in"]["image_size"].tolist()), tuple(parameters["roi_range"]), tuple(parameters["grid_size"]), 0,
         True, True, False, False, parameters["epsilon"], parameters["depth_weight_threshold"],
-        backend="reference" if backend == "reference" else "auto",
     )  # fmt: skip
     assert output.dtype == torch.float32
-    _assert_cells(output.cpu().double().numpy(), arrays["out"]["output"].astype(np.float64), OUTPUT)
+    _assert_cells(represented(output), arrays["out"]["output"].astype(np.float64), OUTPUT)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_oracle_agrees_with_upstream(case: GoldenCase) -> None:
     arrays, parameters = case.arrays(), case.entry["params"]
-    view = oracle.View(
-        arrays["in"]["image_size"], parameters["roi_range"], parameters["grid_size"], oracle.GAUSSIAN, parameters["epsilon"],
-        parameters["depth_weight_threshold"],
-    )  # fmt: skip
+    view = oracle.View.of(parameters | {"image_size": arrays["in"]["image_size"], "depth_distribution": oracle.GAUSSIAN})
     output, count = oracle.forward(*[arrays["in"][name] for name in TENSORS], view)
     _assert_cells(output, arrays["out"]["output"].astype(np.float64), OUTPUT)
     seen = (arrays["out"]["output"] != 0).any(-1)

@@ -8,42 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from muspace_bevpool import flash_bevpool
-from muspace_core import get_last_dispatch_report
+from muspace_core.testing.calls import as_tensors, represented, upstream_gradient
 from muspace_core.testing.compare import assert_bits_equal, assert_close, assert_unbiased
 from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.routes import assert_routes_agree
 
 oracle = load_sibling(__file__, "flash_bevpool_oracle")
 inputs = load_sibling(__file__, "flash_bevpool_inputs")
+_call = load_sibling(__file__, "flash_calls").flash
 F, D, P = "image_feats", "depth_params", "projection_matrices"
 BOTH = pytest.mark.parametrize("distribution", [0, 1], ids=["gaussian", "laplace"])
 #: The project's own goal for fp32, below what the spec allows.
 OUTPUT, GRADIENT = 1e-5, 5e-5
 
 
-def _call(backend: str, arguments: dict[str, Any]) -> torch.Tensor:
-    return flash_bevpool(*arguments.values(), backend="reference" if backend == "reference" else "auto")
-
-
 def _tensors(arguments: dict[str, Any], dtype: torch.dtype, device: str, depth: torch.dtype | None = None) -> dict[str, Any]:
-    made = dict(arguments)
-    made[F] = torch.from_numpy(np.array(arguments[F])).to(dtype).to(device).requires_grad_()
-    made[D] = torch.from_numpy(np.array(arguments[D])).to(depth or dtype).to(device).requires_grad_()
-    made[P] = torch.from_numpy(np.array(arguments[P])).to(device)
+    made = as_tensors(arguments, device, dtype, **{D: depth or dtype})
+    made[F].requires_grad_(), made[D].requires_grad_()
     return made
 
 
 def _exact(given: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
-    feats, depth, projections = (given[k].detach().double().cpu().numpy() for k in (F, D, P))
-    view = oracle.View(
-        given["image_size"], given["roi_range"], given["grid_size"], given["depth_distribution"], given["epsilon"],
-        given["depth_weight_threshold"],
-    )  # fmt: skip
-    return feats, depth, projections, view
-
-
-def _upstream(output: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(4).standard_normal(tuple(output.shape))).to(output)
+    return *(represented(given[k]) for k in (F, D, P)), oracle.View.of(given)
 
 
 @pytest.mark.backends("cpu", "reference")
@@ -65,12 +51,12 @@ def test_gradcheck(channels: int, distribution: int, backend: str) -> None:
 @BOTH
 def test_against_autograd_of_the_reference(distribution: int, backend: str, device: str) -> None:
     """The reference is a composition of torch operators: its gradient owes nothing to a formula of ours."""
-    name = next(c.name for c in inputs.CASES if c.name == ("laplace" if distribution else "threshold"))
+    name = "laplace" if distribution else "threshold"
     arguments = next(c for c in inputs.CASES if c.name == name).build()
     dtype = torch.float64 if backend == "cpu" else torch.float32
     given = _tensors(arguments, dtype, device)
     output = _call(backend, given)
-    grad_output = _upstream(output)
+    grad_output = upstream_gradient(output)
     found = torch.autograd.grad(output, [given[F], given[D]], grad_output)
     exact = _tensors(arguments, dtype, "cpu")
     exact = exact | {k: exact[k].detach().double().requires_grad_() for k in (F, D)}
@@ -89,27 +75,19 @@ def test_against_autograd_of_the_reference(distribution: int, backend: str, devi
 def test_both_routes_meet_the_goal(name: str, backend: str, device: str) -> None:
     """The bit-reproducible backward and the default one are the same sums, tighter than the spec's tolerances."""
     case = next(c for c in inputs.CASES if c.name == name)
-    results = []
-    for deterministic in (False, True, True):
+
+    def forward() -> tuple[torch.Tensor, list[torch.Tensor]]:
         given = _tensors(case.build(), torch.float32, device)
-        torch.use_deterministic_algorithms(deterministic)
-        output = _call(backend, given)
-        report = get_last_dispatch_report()
-        torch.use_deterministic_algorithms(False)
-        # The route was fixed when the forward ran; the switch may be off again by now.
-        results.append((output, report, torch.autograd.grad(output, [given[F], given[D]], _upstream(output))))
-    wanted = oracle.backward(_upstream(results[0][0]).double().cpu().numpy(), *_exact(given))
-    for output, _, gradients in results:
-        assert_bits_equal(output, results[0][0])
+        return _call(backend, given), [given[F], given[D]]
+
+    runs = assert_routes_agree(forward, upstream_gradient, backend)
+    exact = _exact(_tensors(case.build(), torch.float32, "cpu"))
+    wanted = oracle.backward(represented(upstream_gradient(runs[0][0])), *exact)
+    for output, gradients in runs:
+        assert_bits_equal(output, runs[0][0])
         assert_close(output, wanted[0], OUTPUT, "output")
         for what, left, right in zip((F, D), gradients, wanted[1:], strict=True):
             assert_close(left, right, GRADIENT, f"gradient of {what}")
-    for gradient, other, again in zip(*(r[2] for r in results), strict=True):
-        assert_close(other, gradient, 1e-5)
-        assert_bits_equal(again, other)
-    if backend not in ("cpu", "reference"):
-        routes = [r[1].route.partition("+")[2] for r in results if r[1]]
-        assert routes[0] != "ordered" and routes[1:] == ["ordered", "ordered"], routes
 
 
 @BOTH
@@ -119,9 +97,9 @@ def test_gradients_have_no_bias(dtype: torch.dtype, distribution: int, backend: 
     grid = (5, 4, 2) if backend == "emu" else (12, 10, 3)
     given = _tensors(inputs.lift("bias", channels=8, grid=grid, distribution=distribution), dtype, device, depth=torch.float32)
     output = _call(backend, given)
-    grad_output = _upstream(output)
+    grad_output = upstream_gradient(output)
     found = torch.autograd.grad(output, [given[F], given[D]], grad_output)
-    wanted = oracle.backward(grad_output.double().cpu().numpy(), *_exact(given))
+    wanted = oracle.backward(represented(grad_output), *_exact(given))
     for gradient, expected in zip(found, wanted[1:], strict=True):
         assert_unbiased(gradient, expected, 1e-5 if gradient.dtype == torch.float32 else 1e-3)
 

@@ -3,32 +3,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from muspace_bevpool import flash_bevpool, flash_bevpool_sca
+from muspace_core.testing import large
 
 pytestmark = pytest.mark.backends("cpu", "cuda", "hip")
 SIDE, CHANNELS = 1500, 1024
 
 
-def _free_gib(device: str) -> float:
-    if device != "cpu":
-        return torch.cuda.mem_get_info(device)[0] / 2**30
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable"):
-            return int(line.split()[1]) / 2**20
-    return 0.0
-
-
 def _features(device: str) -> torch.Tensor:
     """fp32 zeros whose pages the system provides on first use; the last pixel holds ones."""
-    if _free_gib(device) < 12:
-        pytest.skip("needs 12 GiB of free memory")
-    shape = (1, 1, SIDE, SIDE, CHANNELS)
-    feats = torch.from_numpy(np.zeros(shape, np.float32)) if device == "cpu" else torch.zeros(shape, device=device)
+    large.needs(12, device)
+    feats = large.zeros((1, 1, SIDE, SIDE, CHANNELS), torch.float32, device)
     assert feats.numel() > 2**31
     feats[..., -1, -1, :] = 1.0
     return feats

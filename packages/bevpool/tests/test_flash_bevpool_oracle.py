@@ -13,16 +13,9 @@ oracle = load_sibling(__file__, "flash_bevpool_oracle")
 inputs = load_sibling(__file__, "flash_bevpool_inputs")
 
 
-def _view(arguments):
-    return oracle.View(
-        arguments["image_size"], arguments["roi_range"], arguments["grid_size"], arguments["depth_distribution"],
-        arguments["epsilon"], arguments["depth_weight_threshold"],
-    )  # fmt: skip
-
-
 def _forward(arguments):
     feats, depth, projections = (arguments[k] for k in ("image_feats", "depth_params", "projection_matrices"))
-    return oracle.forward(feats, depth, projections, _view(arguments))
+    return oracle.forward(feats, depth, projections, oracle.View.of(arguments))
 
 
 def _params(h, w, mean=1.0, sigma=1.0):
@@ -68,7 +61,7 @@ def test_against_the_numerical_derivative(name):
     arguments = next(c for c in inputs.CASES if c.name == name).build()
     feats, depth, projections = (arguments[k] for k in ("image_feats", "depth_params", "projection_matrices"))
     random = np.random.default_rng(5)
-    view = _view(arguments)
+    view = oracle.View.of(arguments)
     g = random.standard_normal(_forward(arguments)[0].shape)
     _, grad_feats, grad_depth = oracle.backward(g, feats, depth, projections, view)
     step = 1e-6
@@ -86,6 +79,6 @@ def test_the_wrong_gradient_of_upstream_is_another_one():
     arguments = inputs.lift("tiny", batch=2)
     feats, depth, projections = (arguments[k] for k in ("image_feats", "depth_params", "projection_matrices"))
     output, _ = _forward(arguments)
-    _, _, grad_depth = oracle.backward(np.ones(output.shape), feats, depth, projections, _view(arguments))
+    _, _, grad_depth = oracle.backward(np.ones(output.shape), feats, depth, projections, oracle.View.of(arguments))
     touched = (grad_depth != 0).any(-1)
     assert touched.any() and (np.abs(grad_depth[..., 0] - grad_depth[..., 1])[touched] > 1e-6).mean() > 0.9

@@ -7,44 +7,35 @@ dyadic fractions and therefore exact in fp32, is compared on the borders themsel
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from muspace_bevpool import flash_bevpool, flash_bevpool_sca
+from muspace_core.testing.calls import as_tensors, represented, upstream_gradient
 from muspace_core.testing.compare import assert_close
 from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.properties import budget
 
 oracle = load_sibling(__file__, "flash_bevpool_oracle")
 inputs = load_sibling(__file__, "flash_bevpool_inputs")
 sca_oracle = load_sibling(__file__, "flash_bevpool_sca_oracle")
 sca_inputs = load_sibling(__file__, "flash_bevpool_sca_inputs")
+calls = load_sibling(__file__, "flash_calls")
 
-EMULATED = os.environ.get("MUSPACE_FORCE_BACKEND") == "emu"
-#: Derandomised, so that a commit fails for what it changed; MUSPACE_TEST_RANDOM=1 searches further.
-PROPERTY = settings(
-    deadline=None, derandomize=not os.environ.get("MUSPACE_TEST_RANDOM"), max_examples=25 if EMULATED else 80, print_blob=True
-)
+PROPERTY = budget(80, emulated=25)
 pytestmark = pytest.mark.emu_budget(2_000_000)
 F, D, P = "image_feats", "depth_params", "projection_matrices"
-SCA = (F, P, "sampling_offsets", "attention_weights")
 SCA_LEAVES = (F, "sampling_offsets", "attention_weights")
 CHANNELS = st.sampled_from([1, 2, 3, 4, 7, 8, 16, 31, 32, 33, 64])
-
-
-def _view(given_arguments: dict[str, Any]) -> Any:
-    names = ("image_size", "roi_range", "grid_size", "depth_distribution", "epsilon", "depth_weight_threshold")
-    return oracle.View(*[given_arguments[name] for name in names])
 
 
 def _largest_summands(arguments: dict[str, Any], g: np.ndarray) -> tuple[float, float, float]:
     """A quarter of the largest summand of the output and of both gradients: a drawn call may cancel to almost nothing."""
     largest, feats, upstream = np.zeros(3), np.abs(arguments[F]).max(initial=0), np.abs(g).max(initial=0)
-    for s in oracle.samples(arguments[D], arguments[P], _view(arguments)):
+    for s in oracle.samples(arguments[D], arguments[P], oracle.View.of(arguments)):
         if s.counts.any():
             weight = s.weight[s.counts]
             slope = weight / s.spread[s.counts] * (1 + s.score[s.counts] ** 2) * arguments[F].shape[-1] ** 0.5
@@ -54,18 +45,16 @@ def _largest_summands(arguments: dict[str, Any], g: np.ndarray) -> tuple[float, 
 
 
 def _check_flash(arguments: dict[str, Any], backend: str, device: str, deterministic: bool) -> None:
-    live = dict(arguments)
-    for name in (F, D):
-        live[name] = torch.from_numpy(np.array(arguments[name])).float().to(device).requires_grad_()
-    live[P] = torch.from_numpy(arguments[P]).to(device)
+    live = as_tensors(arguments, device)
+    leaves = [live[name].requires_grad_() for name in (F, D)]
     torch.use_deterministic_algorithms(deterministic)
-    output = flash_bevpool(*live.values(), backend="reference" if backend == "reference" else "auto")
+    output = calls.flash(backend, live)
     torch.use_deterministic_algorithms(False)
-    upstream = torch.from_numpy(np.random.default_rng(3).standard_normal(tuple(output.shape))).to(output)
-    found = torch.autograd.grad(output, [live[F], live[D]], upstream)
-    exact = arguments | {name: live[name].detach().cpu().double().numpy() for name in (F, D)}
-    g = upstream.cpu().double().numpy()
-    wanted = oracle.backward(g, exact[F], exact[D], exact[P], _view(arguments))
+    upstream = upstream_gradient(output)
+    found = torch.autograd.grad(output, leaves, upstream)
+    exact = arguments | {name: represented(live[name]) for name in (F, D)}
+    g = represented(upstream)
+    wanted = oracle.backward(g, exact[F], exact[D], exact[P], oracle.View.of(arguments))
     scales = _largest_summands(exact, g)
     for what, left, right, scale, tolerance in zip(
         ("output", F, D), (output, *found), wanted, scales, (1e-5, 5e-5, 5e-5), strict=True
@@ -92,7 +81,7 @@ def rigs(draw: Any) -> dict[str, Any]:
 @given(arguments=rigs(), deterministic=st.booleans())
 def test_flash_bevpool_of_a_rig(arguments: Any, deterministic: bool, backend: str, device: str) -> None:
     exact = arguments[D].astype(np.float32).astype(np.float64)
-    assume(oracle.close_calls(exact, arguments[P], _view(arguments)) == 0)
+    assume(oracle.close_calls(exact, arguments[P], oracle.View.of(arguments)) == 0)
     _check_flash(arguments, backend, device, deterministic)
 
 
@@ -129,30 +118,22 @@ def test_flash_bevpool_on_its_borders(arguments: Any, deterministic: bool, backe
 
 # ---- spatial cross-attention ---------------------------------------------------------------------------------------
 def _check_sca(arguments: dict[str, Any], backend: str, device: str, deterministic: bool, mask: Any = None) -> None:
-    live = dict(arguments)
-    for name in SCA:
-        live[name] = torch.from_numpy(np.array(arguments[name])).float().to(device).requires_grad_(name != P)
+    live = as_tensors(arguments, device)
+    leaves = [live[name].requires_grad_() for name in SCA_LEAVES]
     torch.use_deterministic_algorithms(deterministic)
-    keywords = {k: v for k, v in live.items() if k not in SCA}
-    requested = "reference" if backend == "reference" else "auto"
-    output = flash_bevpool_sca(*[live[k] for k in SCA], **keywords, backend=requested)
+    output = calls.sca(backend, live)
     torch.use_deterministic_algorithms(False)
-    upstream = torch.from_numpy(np.random.default_rng(3).standard_normal(tuple(output.shape))).to(output)
-    found = torch.autograd.grad(output, [live[k] for k in SCA_LEAVES], upstream)
-    exact = [live[k].detach().cpu().double().numpy() for k in SCA]
-    g = upstream.cpu().double().numpy()
-    wanted = sca_oracle.backward(g, *exact, _sca_view(arguments))
+    upstream = upstream_gradient(output)
+    found = torch.autograd.grad(output, leaves, upstream)
+    exact = [represented(live[name]) for name in calls.SCA_TENSORS]
+    g = represented(upstream)
+    wanted = sca_oracle.backward(g, *exact, sca_oracle.View.of(arguments))
     feats, weights, most = np.abs(exact[0]).max(), np.abs(exact[3]).max(), np.abs(g).max()
     scales = (feats * weights, weights * most, feats * weights * most, feats * most)
     pairs = zip((output, *found), (wanted.output, wanted.grad_feats, wanted.grad_offsets, wanted.grad_weights), strict=True)
     for what, (left, right), scale in zip(("output", *SCA_LEAVES), pairs, scales, strict=True):
         assert torch.isfinite(left).all(), what
         assert_close(left, right, 2e-5, what, mask=mask if what == "sampling_offsets" else None, scale=0.25 * scale)
-
-
-def _sca_view(arguments: dict[str, Any]) -> Any:
-    names = ("image_size", "roi_range", "grid_size", "z_anchors", "spatial_shapes", "eps", "average")
-    return sca_oracle.View(*[arguments[name] for name in names])
 
 
 @st.composite
@@ -171,7 +152,7 @@ def attentions(draw: Any) -> dict[str, Any]:
 @PROPERTY
 @given(arguments=attentions(), deterministic=st.booleans())
 def test_sca_of_a_rig(arguments: Any, deterministic: bool, backend: str, device: str) -> None:
-    view = _sca_view(arguments)
+    view = sca_oracle.View.of(arguments)
     assume((sca_oracle.hits(arguments[P], view, 1e-4) == sca_oracle.hits(arguments[P], view, -1e-4)).all())
     offsets = arguments["sampling_offsets"].astype(np.float32).astype(np.float64)
     near = sca_oracle.near_cell_boundary(arguments[P], offsets, sca_oracle.levels_of(arguments[F], view), view, 3e-5)

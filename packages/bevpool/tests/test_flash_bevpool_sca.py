@@ -16,14 +16,9 @@ oracle = load_sibling(__file__, "flash_bevpool_sca_oracle")
 inputs = load_sibling(__file__, "flash_bevpool_sca_inputs")
 
 
-def view(arguments: Arguments) -> Any:
-    names = ("image_size", "roi_range", "grid_size", "z_anchors", "spatial_shapes", "eps", "average")
-    return oracle.View(*[arguments[name] for name in names])
-
-
 def _oracle(arguments: Arguments, grad_output: np.ndarray, double: bool) -> tuple[np.ndarray, dict[str, Any]]:
     given = [arguments[k] for k in ("image_feats", "projection_matrices", "sampling_offsets", "attention_weights")]
-    result = oracle.backward(grad_output, *given, view(arguments))
+    result = oracle.backward(grad_output, *given, oracle.View.of(arguments))
     return result.output, {
         "image_feats": result.grad_feats,
         "sampling_offsets": result.grad_offsets,
@@ -53,14 +48,15 @@ def test_the_cases_keep_clear_of_every_decision() -> None:
     """No pillar at the rim of an image, no sample on a cell boundary: fp32 decides as float64 does, in every dtype."""
     for case in inputs.CASES:
         arguments = case.build()
-        projections, seen = arguments["projection_matrices"], oracle.hits(arguments["projection_matrices"], view(arguments))
-        assert (oracle.hits(projections, view(arguments), 1e-4) == oracle.hits(projections, view(arguments), -1e-4)).all()
+        projections, view = arguments["projection_matrices"], oracle.View.of(arguments)
+        seen = oracle.hits(projections, view)
+        assert (oracle.hits(projections, view, 1e-4) == oracle.hits(projections, view, -1e-4)).all()
         assert seen.any() != (case.name == "nothing_seen") and not seen.all(), case.name
-        levels = oracle.levels_of(arguments["image_feats"], view(arguments))
+        levels = oracle.levels_of(arguments["image_feats"], view)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             offsets = arguments["sampling_offsets"]
             if offsets is not None:
                 offsets = torch.from_numpy(offsets).to(dtype).double().numpy()
-            offsets = oracle.completed(arguments["image_feats"], offsets, arguments["attention_weights"], view(arguments))[1]
-            near = oracle.near_cell_boundary(projections, offsets, levels, view(arguments), 3e-5)
+            offsets = oracle.completed(arguments["image_feats"], offsets, arguments["attention_weights"], view)[1]
+            near = oracle.near_cell_boundary(projections, offsets, levels, view, 3e-5)
             assert not near.any(), f"{case.name}, {dtype}: {int(near.sum())} samples on a cell boundary"

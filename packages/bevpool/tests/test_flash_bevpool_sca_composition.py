@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from muspace_bevpool import flash_bevpool_sca
+from muspace_core.testing.calls import as_tensors, upstream_gradient
 from muspace_core.testing.compare import assert_close
 from muspace_core.testing.plugin import load_sibling
 
 inputs = load_sibling(__file__, "flash_bevpool_sca_inputs")
 rigs = load_sibling(__file__, "flash_bevpool_inputs")
+calls = load_sibling(__file__, "flash_calls")
 muspace_msda = pytest.importorskip("muspace_msda", reason="muspace_msda is not installed: nothing to compose with")
 
 #: The chain's own backward, which is multi_scale_deformable_attn's, takes this much in the emulation.
 pytestmark = pytest.mark.emu_budget(2_000_000)
 
-TENSORS = ("image_feats", "projection_matrices", "sampling_offsets", "attention_weights")
 LEAVES = ("image_feats", "sampling_offsets", "attention_weights")
 
 
@@ -60,28 +60,21 @@ def composed(arguments: dict[str, Any], sampler: Any) -> torch.Tensor:
 
 
 def _tensors(arguments: dict[str, Any], dtype: torch.dtype, device: str) -> dict[str, Any]:
-    made = dict(arguments)
+    made = as_tensors(arguments, device, dtype)
     for name in LEAVES:
-        made[name] = torch.from_numpy(np.array(arguments[name])).to(dtype).to(device).requires_grad_()
-    made["projection_matrices"] = torch.from_numpy(arguments["projection_matrices"]).to(device)
+        made[name].requires_grad_()
     return made
-
-
-def _fused(backend: str, arguments: dict[str, Any]) -> torch.Tensor:
-    keywords = {k: v for k, v in arguments.items() if k not in TENSORS}
-    requested = "reference" if backend == "reference" else "auto"
-    return flash_bevpool_sca(*[arguments[k] for k in TENSORS], **keywords, backend=requested)
 
 
 def _compare(backend: str, arguments: dict[str, Any], dtype: torch.dtype, device: str, output: float, gradient: float) -> None:
     left, right = (_tensors(arguments, dtype, device) for _ in range(2))
-    fused = _fused(backend, left)
+    fused = calls.sca(backend, left)
     # Where only this family's library was built, under a sanitizer for instance, the chain is composed of plain PyTorch.
     there = backend != "reference" and muspace_msda.why_not(backend) is None
     requested = "auto" if there else "reference"
     chain = composed(right, lambda *a: muspace_msda.multi_scale_deformable_attn(*a, backend=requested))
     assert_close(fused, chain, output, "output")
-    upstream = torch.from_numpy(np.random.default_rng(2).standard_normal(tuple(fused.shape))).to(fused)
+    upstream = upstream_gradient(fused)
     found = torch.autograd.grad(fused, [left[k] for k in LEAVES], upstream)
     wanted = torch.autograd.grad(chain, [right[k] for k in LEAVES], upstream)
     for name, of_fused, of_chain in zip(LEAVES, found, wanted, strict=True):
@@ -119,9 +112,9 @@ def test_every_item_has_its_own_mask(backend: str, device: str) -> None:
     given = _tensors(arguments, torch.float32, device)
     _, hit = points_in_images(given)
     assert (hit[0] != hit[1]).float().mean() > 0.1, "the two items see the same, so the test would show nothing"
-    together = _fused(backend, given)
+    together = calls.sca(backend, given)
     for b in range(2):
-        alone = _fused(backend, given | {name: given[name][b : b + 1] for name in TENSORS})
+        alone = calls.sca(backend, given | {name: given[name][b : b + 1] for name in calls.SCA_TENSORS})
         assert_close(together[b : b + 1], alone, 1e-6)
         unseen = ~hit[b].any(0)
         assert unseen.any() and (together[b][unseen] == 0).all() and (together[b][~unseen] != 0).any(-1).all()

@@ -12,13 +12,8 @@ inputs = load_sibling(__file__, "flash_bevpool_sca_inputs")
 TENSORS = ("image_feats", "projection_matrices", "sampling_offsets", "attention_weights")
 
 
-def _view(arguments):
-    names = ("image_size", "roi_range", "grid_size", "z_anchors", "spatial_shapes", "eps", "average")
-    return oracle.View(*[arguments[name] for name in names])
-
-
 def _backward(arguments, grad_output=None):
-    view = _view(arguments)
+    view = oracle.View.of(arguments)
     shape = (arguments["image_feats"].shape[0], view.grid_size[0] * view.grid_size[1], arguments["image_feats"].shape[-1])
     grad_output = np.ones(shape) if grad_output is None else grad_output
     return oracle.backward(grad_output, *[arguments[name] for name in TENSORS], view)

@@ -8,33 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from muspace_bevpool import flash_bevpool_sca
-from muspace_bevpool._spec import FLASH_BEVPOOL_SCA
-from muspace_core import get_last_dispatch_report
+from muspace_core.testing.calls import as_tensors, upstream_gradient
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.routes import assert_routes_agree
 
 oracle = load_sibling(__file__, "flash_bevpool_sca_oracle")
 inputs = load_sibling(__file__, "flash_bevpool_sca_inputs")
+calls = load_sibling(__file__, "flash_calls")
 
 INF, NAN = float("inf"), float("nan")
-F, P, S, W = TENSORS = ("image_feats", "projection_matrices", "sampling_offsets", "attention_weights")
+F, P, S, W = calls.SCA_TENSORS
+call = calls.sca
 LEAVES = (F, S, W)
-
-
-def call(under_test: str, arguments: dict[str, Any], **keywords: Any) -> torch.Tensor:
-    if under_test == "reference":
-        keywords.setdefault("backend", "reference")
-    named = {k: v for k, v in arguments.items() if k not in TENSORS}
-    return flash_bevpool_sca(*[arguments[k] for k in TENSORS], **named, **keywords)
-
-
-def tensors(arguments: dict[str, Any], device: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    made = dict(arguments)
-    for name in TENSORS:
-        if arguments[name] is not None:
-            made[name] = torch.from_numpy(np.array(arguments[name])).to(dtype if name != P else torch.float32).to(device)
-    return made
 
 
 def differentiated(
@@ -44,9 +30,7 @@ def differentiated(
     names = [name for name in LEAVES if given[name] is not None]
     live = given | {name: given[name].detach().requires_grad_() for name in names}
     output = call(backend, live)
-    upstream = torch.ones_like(output)
-    if seed is not None:
-        upstream = torch.from_numpy(np.random.default_rng(seed).standard_normal(tuple(output.shape))).to(output)
+    upstream = torch.ones_like(output) if seed is None else upstream_gradient(output, seed)
     return output.detach(), dict(zip(names, torch.autograd.grad(output, [live[n] for n in names], upstream), strict=True))
 
 
@@ -57,7 +41,7 @@ def test_the_image_is_open_at_its_edges(axis: int, backend: str, device: str) ->
     features = np.array([1.0, 2.0, 4.0, 8.0])
     along, across = (-0.25, 4.25, 9), (0.0, 1.0, 1)
     shape, ranges = ((1, 4, 1), (along, across)) if axis == 0 else ((4, 1, 1), (across, along))
-    output, gradients = differentiated(backend, tensors(inputs.flat(features.reshape(shape), *ranges), device))
+    output, gradients = differentiated(backend, as_tensors(inputs.flat(features.reshape(shape), *ranges), device))
     x = 0.5 * np.arange(9)
     expected = np.where((x > 0) & (x < 4), np.interp(x - 0.5, range(-1, 5), [0, 1, 2, 4, 8, 0]), 0)
     assert output.reshape(-1).tolist() == expected.tolist()
@@ -73,7 +57,7 @@ def test_the_nearest_numbers_to_the_edge(inward: bool, edge: float, backend: str
     if inward and edge == 0:
         place = np.float32(2.0**-60)
     matrix = np.array([[0, 0, 0, place], [0, 0, 0, 0.5], [0, 0, 0, 1]], np.float32)
-    output, _ = differentiated(backend, tensors(inputs.flat(np.full((1, 1, 1), 2.0), (0, 1, 1), (0, 1, 1), matrix), device))
+    output, _ = differentiated(backend, as_tensors(inputs.flat(np.full((1, 1, 1), 2.0), (0, 1, 1), (0, 1, 1), matrix), device))
     assert (output.item() != 0) == inward
     if inward:
         assert_close(output.reshape(-1), [1.0], 1e-6)
@@ -88,7 +72,9 @@ def test_the_least_depth_is_strict(backend: str, device: str) -> None:
         (0.0, False),
     ):
         matrix = np.array([[0, 0, 0, 2.0**-11], [0, 0, 0, 2.0**-11], [0, 0, 0, depth]], np.float32)
-        output, _ = differentiated(backend, tensors(inputs.flat(np.full((1, 1, 1), 3.0), (0, 1, 1), (0, 1, 1), matrix), device))
+        output, _ = differentiated(
+            backend, as_tensors(inputs.flat(np.full((1, 1, 1), 3.0), (0, 1, 1), (0, 1, 1), matrix), device)
+        )
         assert (output.item() != 0) == hits, depth
 
 
@@ -96,25 +82,20 @@ def test_all_anchors_of_a_hit_camera_contribute(backend: str, device: str) -> No
     """d = z: behind the camera the division is by eps; such an anchor hits nothing alone, and counts beside one that does."""
     matrix = np.array([[0, 0, 0, 1], [0, 0, 0, 0.5], [0, 0, 1, 0]])
     given = inputs.flat(np.array([[[1.0], [3.0]]]), (0, 1, 1), (0, 1, 1), matrix, z_anchors=(2.0, -1.0), eps=1.0)
-    wanted = oracle.backward(np.ones((1, 1, 1)), given[F], given[P], None, None, _view(given))
-    output, gradients = differentiated(backend, tensors(given, device))
+    wanted = oracle.backward(np.ones((1, 1, 1)), given[F], given[P], None, None, oracle.View.of(given))
+    output, gradients = differentiated(backend, as_tensors(given, device))
     assert_close(output, wanted.output, 2e-6)
     assert_close(gradients[F], wanted.grad_feats, 2e-6)
     # In front X = 0 and Y = -0.25; behind both divide by 1 and X = 0.5, Y = 0; they share the weight.
     assert output.item() == 0.5 * 0.75 * 1.0 + 0.5 * 2.0
-    hidden = call(backend, tensors(given | {"z_anchors": (-1.5, -1.0)}, device))
+    hidden = call(backend, as_tensors(given | {"z_anchors": (-1.5, -1.0)}, device))
     assert hidden.item() == 0
-
-
-def _view(given: dict[str, Any]) -> Any:
-    names = ("image_size", "roi_range", "grid_size", "z_anchors", "spatial_shapes", "eps", "average")
-    return oracle.View(*[given[name] for name in names])
 
 
 def test_pillars_that_no_camera_sees(backend: str, device: str) -> None:
     """Exact zeros, and exactly no gradient for their offsets and weights, even if those are infinite."""
-    given = tensors(inputs.attend("unseen", batch=2, cameras=2, grid=(5, 4)), device)
-    seen = torch.from_numpy(oracle.hits(given[P].cpu().numpy(), _view(given))).any(1).to(device)
+    given = as_tensors(inputs.attend("unseen", batch=2, cameras=2, grid=(5, 4)), device)
+    seen = torch.from_numpy(oracle.hits(given[P].cpu().numpy(), oracle.View.of(given))).any(1).to(device)
     assert seen.any() and not seen.all()
     for name in (S, W):
         given[name] = torch.where(seen.view(2, 20, *[1] * (given[name].dim() - 2)), given[name], INF)
@@ -131,7 +112,7 @@ def test_pillars_that_no_camera_sees(backend: str, device: str) -> None:
 @pytest.mark.parametrize("axis", [0, 1], ids=["x", "y"])
 def test_an_offset_that_is_no_number(axis: int, bad: float, backend: str, device: str) -> None:
     """Its sample contributes nothing and gets no gradient; the others are as if its weight were zero."""
-    given = tensors(inputs.attend("bad offset", grid=(4, 4)), device)
+    given = as_tensors(inputs.attend("bad offset", grid=(4, 4)), device)
     spoiled = given[S].clone()
     spoiled[:, :, 0, 1, 2, axis] = bad
     silenced = given[W].clone()
@@ -151,7 +132,7 @@ def test_an_offset_that_is_no_number(axis: int, bad: float, backend: str, device
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_a_projection_that_is_no_number(bad: float, row: int, backend: str, device: str) -> None:
     """That camera sees nothing; the other one goes on as if it were alone."""
-    given = tensors(inputs.attend("bad projection"), device)
+    given = as_tensors(inputs.attend("bad projection"), device)
     wanted, expected = differentiated(backend, given | {name: given[name][:, 1:] for name in (F, P)})
     spoiled = given[P].clone()
     spoiled[:, 0, row, 3] = bad
@@ -178,10 +159,10 @@ def test_nothing_outside_a_level_is_touched(backend: str, device: str) -> None:
     weights = np.full(offsets.shape[:-1], INF)
     weights[:, :, :, 1] = 1.0
     weights[:, :, :, 1, -1] = NAN
-    output, gradients = differentiated(backend, tensors(given | {S: offsets, W: weights}, device))
+    output, gradients = differentiated(backend, as_tensors(given | {S: offsets, W: weights}, device))
     clean = given | {F: np.where(np.isfinite(feats), feats, 0.0)}
     silent = np.where(np.isfinite(weights), weights, 0.0)
-    wanted = oracle.backward(np.ones((1, 2, 4)), clean[F], given[P], offsets, silent, _view(given))
+    wanted = oracle.backward(np.ones((1, 2, 4)), clean[F], given[P], offsets, silent, oracle.View.of(given))
     assert_close(output, wanted.output, 1e-6)
     for name, expected in ((F, wanted.grad_feats), (S, wanted.grad_offsets)):
         assert_close(gradients[name], expected, 1e-6, name)
@@ -191,7 +172,7 @@ def test_nothing_outside_a_level_is_touched(backend: str, device: str) -> None:
 # ---- absent arguments and forms ------------------------------------------------------------------------------------
 def test_absent_offsets_are_zeros(backend: str, device: str) -> None:
     """Zeros of one head, if the weights say so; the result is that of explicit zeros."""
-    given = tensors(inputs.attend("no offsets", heads=1, offsets=False, batch=2), device)
+    given = as_tensors(inputs.attend("no offsets", heads=1, offsets=False, batch=2), device)
     output, gradients = differentiated(backend, given)
     explicit = given | {S: torch.zeros(*given[W].shape, 2, device=device)}
     wanted, expected = differentiated(backend, explicit)
@@ -202,7 +183,7 @@ def test_absent_offsets_are_zeros(backend: str, device: str) -> None:
 
 def test_absent_weights_are_equal_shares(backend: str, device: str) -> None:
     """1 / (levels * points) for every head; with offsets absent as well, one point per anchor and one head."""
-    given = tensors(inputs.attend("no weights", weights=False, batch=2), device)
+    given = as_tensors(inputs.attend("no weights", weights=False, batch=2), device)
     output, gradients = differentiated(backend, given)
     explicit = given | {W: torch.full(given[S].shape[:-1], 1 / 8, device=device)}
     wanted, expected = differentiated(backend, explicit)
@@ -218,7 +199,7 @@ def test_absent_weights_are_equal_shares(backend: str, device: str) -> None:
 
 def test_heads_of_weights_alone(backend: str, device: str) -> None:
     """Offsets absent and weights of two heads: two heads of zero offsets, or a refusal in words."""
-    given = tensors(inputs.attend("weights alone", offsets=False), device)
+    given = as_tensors(inputs.attend("weights alone", offsets=False), device)
     explicit = given | {S: torch.zeros(*given[W].shape, 2, device=device)}
     try:
         output = call(backend, given)
@@ -230,7 +211,7 @@ def test_heads_of_weights_alone(backend: str, device: str) -> None:
 
 def test_one_map_is_one_level(backend: str, device: str) -> None:
     """[B,N,H,W,C] is [B,N,S,C] with one level; the gradient has the argument's shape."""
-    given = tensors(inputs.attend("one map", levels=(5, 7)), device)
+    given = as_tensors(inputs.attend("one map", levels=(5, 7)), device)
     output, gradients = differentiated(backend, given)
     flattened = given | {F: given[F].flatten(2, 3), "spatial_shapes": ((5, 7),)}
     wanted, expected = differentiated(backend, flattened)
@@ -241,7 +222,7 @@ def test_one_map_is_one_level(backend: str, device: str) -> None:
 
 def test_default_anchors_are_cell_centres(backend: str, device: str) -> None:
     roi = (-5.0, 5.0, -4.0, 4.0, -1.0, 2.0)
-    given = tensors(inputs.attend("centres", z_anchors=None, grid=(4, 3, 3), roi=roi), device)
+    given = as_tensors(inputs.attend("centres", z_anchors=None, grid=(4, 3, 3), roi=roi), device)
     wanted = call(backend, given | {"z_anchors": (-0.5, 0.5, 1.5)})
     assert_bits_equal(call(backend, given), wanted)
     assert_bits_equal(call(backend, given | {"z_anchors": torch.tensor([-0.5, 0.5, 1.5])}), wanted, "a tensor")
@@ -260,7 +241,7 @@ def test_points_take_anchors_in_turn(backend: str, device: str) -> None:
     for k in range(6):
         weights = np.zeros((1, 1, 1, 1, 6))
         weights[..., k] = 1.0
-        found.append(call(backend, tensors(given | {W: weights}, device)).item())
+        found.append(call(backend, as_tensors(given | {W: weights}, device)).item())
     assert_close(np.array(found), np.array([1, 10, 100, 1, 10, 100]), 1e-6)
 
 
@@ -271,7 +252,7 @@ def test_the_mean_over_cameras(average: str, backend: str, device: str) -> None:
     away = inputs.FLAT - np.array([[0, 0, 0, 9]] * 2 + [[0] * 4], np.float32)
     given[F] = np.array([2.0, 6.0, 100.0]).reshape(1, 3, 1, 1, 1)
     given[P] = np.stack([inputs.FLAT, inputs.FLAT, away])[None]
-    output, gradients = differentiated(backend, tensors(given, device))
+    output, gradients = differentiated(backend, as_tensors(given, device))
     share = 0.5 if average == "hit_cameras" else 1.0
     assert output.item() == 8.0 * share and gradients[F].reshape(-1).tolist() == [share, share, 0.0]
 
@@ -283,7 +264,7 @@ def test_offsets_are_pixels_of_their_level(backend: str, device: str) -> None:
     given |= {F: features, W: np.ones((1, 1, 1, 2, 1)), S: np.zeros((1, 1, 1, 2, 1, 2))}
     for move, expected in ((0.0, 153.5), (1.0, 254.5), (0.25, 178.75)):
         given[S][..., 0] = move
-        output, gradients = differentiated(backend, tensors(given, device))
+        output, gradients = differentiated(backend, as_tensors(given, device))
         assert output.item() == expected
         assert gradients[S][..., 0].reshape(-1).tolist() == [1.0, 100.0]
 
@@ -291,19 +272,19 @@ def test_offsets_are_pixels_of_their_level(backend: str, device: str) -> None:
 def test_queries_are_rows_of_y(backend: str, device: str) -> None:
     """q = y * X + x: a camera whose pixel is the pillar gives the image back."""
     image = np.arange(1.0, 13).reshape(3, 4, 1)
-    output = call(backend, tensors(inputs.flat(image, (0.0, 4.0, 4), (0.0, 3.0, 3)), device))
+    output = call(backend, as_tensors(inputs.flat(image, (0.0, 4.0, 4), (0.0, 3.0, 3)), device))
     assert_close(output, image.reshape(1, 12, 1), 1e-6)
 
 
 def test_four_rows_are_three(backend: str, device: str) -> None:
-    given = tensors(inputs.attend("rows", batch=2, cameras=3), device)
+    given = as_tensors(inputs.attend("rows", batch=2, cameras=3), device)
     wanted = call(backend, given)
     for last in (1.0, 0.0, NAN):
         assert_bits_equal(call(backend, given | {P: torch.nn.functional.pad(given[P], (0, 0, 0, 1), value=last)}), wanted)
 
 
 def test_points_must_be_a_multiple_of_the_anchors(backend: str, device: str) -> None:
-    given = tensors(inputs.attend("multiple"), device)
+    given = as_tensors(inputs.attend("multiple"), device)
     with pytest.raises(
         ValueError, match=r"^(sampling_offsets|z_anchors|attention_weights).*4.*3|^(sampling_offsets|z_anchors).*3.*4"
     ):
@@ -311,7 +292,7 @@ def test_points_must_be_a_multiple_of_the_anchors(backend: str, device: str) -> 
 
 
 def test_channels_must_be_a_multiple_of_the_heads(backend: str, device: str) -> None:
-    given = tensors(inputs.attend("heads", heads=2), device)
+    given = as_tensors(inputs.attend("heads", heads=2), device)
     with pytest.raises(ValueError, match=r"heads.*7|7.*heads"):
         call(backend, given | {F: given[F][..., :7].contiguous()})
 
@@ -319,7 +300,7 @@ def test_channels_must_be_a_multiple_of_the_heads(backend: str, device: str) -> 
 @pytest.mark.parametrize("name", inputs.VALUES)
 def test_bad_numbers(name: str, backend: str, device: str) -> None:
     argument, value, exception = inputs.VALUES[name]
-    given = tensors(inputs.attend("tiny0", batch=2), device)
+    given = as_tensors(inputs.attend("tiny0", batch=2), device)
     # Without spatial_shapes, or with such as do not sum to the rows, the features are the ones that look wrong.
     with pytest.raises(exception, match=rf"^({argument}|image_feats)\b.*expected ") as caught:
         call(backend, given | {argument: value})
@@ -332,12 +313,9 @@ def test_bad_numbers(name: str, backend: str, device: str) -> None:
 def test_gradcheck(name: str, backend: str) -> None:
     levels = ((3, 4),) if name == "one" else ((3, 4), (2, 2))
     arguments = inputs.attend(f"check {name}", channels=4, levels=levels, grid=(2, 2), points=1)
-    offsets = arguments[S]
-    near = oracle.near_cell_boundary(
-        arguments[P], offsets, oracle.levels_of(arguments[F], _view(arguments)), _view(arguments), 1e-5
-    )
-    assert not near.any()
-    given = tensors(arguments, "cpu", torch.float64)
+    view = oracle.View.of(arguments)
+    assert not oracle.near_cell_boundary(arguments[P], arguments[S], oracle.levels_of(arguments[F], view), view, 1e-5).any()
+    given = as_tensors(arguments, "cpu", torch.float64)
     leaves = tuple(given[n].requires_grad_() for n in LEAVES)
     torch.autograd.gradcheck(
         lambda f, o, w: call(backend, given | {F: f, S: o, W: w}), leaves, eps=1e-6, atol=1e-6, rtol=1e-4, nondet_tol=0.0
@@ -350,26 +328,17 @@ def test_gradcheck(name: str, backend: str) -> None:
 def test_the_ordered_route_agrees(name: str, backend: str, device: str) -> None:
     """The bit-reproducible backward and the default one are the same sums."""
     case = next(c for c in inputs.CASES if c.name == name)
-    results = []
-    for deterministic in (False, True, True):
-        given = tensors(case.build(), device)
-        names = [n for n in LEAVES if given[n] is not None]
-        leaves = [given[n].requires_grad_() for n in names]
-        torch.use_deterministic_algorithms(deterministic)
-        output = call(backend, given)
-        report = get_last_dispatch_report()
-        torch.use_deterministic_algorithms(False)
-        results.append((report, torch.autograd.grad(output.sum(), leaves)))
-    for name_of, gradient, other, again in zip(names, *(r[1] for r in results), strict=True):
-        assert_close(other, gradient, 1e-5, name_of)
-        assert_bits_equal(again, other, name_of)
-    if backend not in ("cpu", "reference"):
-        routes = [r[0].route.partition("+")[2] for r in results if r[0]]
-        assert routes[0] != "ordered" and routes[1:] == ["ordered", "ordered"], routes
+
+    def forward() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        given = as_tensors(case.build(), device)
+        leaves = [given[name].requires_grad_() for name in LEAVES if given[name] is not None]
+        return call(backend, given), leaves
+
+    assert_routes_agree(forward, torch.ones_like, backend)
 
 
 def test_geometry_gets_no_gradient(backend: str, device: str) -> None:
-    given = tensors(inputs.attend("geometry"), device)
+    given = as_tensors(inputs.attend("geometry"), device)
     for name in (*LEAVES, P):
         given[name].requires_grad_()
     output = call(backend, given)
@@ -377,11 +346,3 @@ def test_geometry_gets_no_gradient(backend: str, device: str) -> None:
     assert found is None or bool((found == 0).all())
     output.sum().backward()
     assert all(given[name].grad is not None for name in LEAVES)
-
-
-@pytest.mark.backends("emu", "cuda", "hip", "musa")
-def test_float64_is_for_the_cpu(backend: str, device: str) -> None:
-    given = tensors(inputs.attend("double"), device, torch.float64)
-    assert "float64" not in FLASH_BEVPOOL_SCA.dtypes[backend]
-    with pytest.raises((TypeError, RuntimeError), match="float64"):
-        call(backend, given, backend=backend)

@@ -10,31 +10,17 @@ import numpy as np
 import pytest
 import torch
 from muspace_bevpool import flash_bevpool
-from muspace_bevpool._spec import FLASH_BEVPOOL
-from muspace_core import get_last_dispatch_report
+from muspace_core.testing.calls import as_tensors, on_backend
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.plugin import load_sibling
 
 oracle = load_sibling(__file__, "flash_bevpool_oracle")
 inputs = load_sibling(__file__, "flash_bevpool_inputs")
+call = load_sibling(__file__, "flash_calls").flash
 
 INF, NAN = float("inf"), float("nan")
 F, D, P = "image_feats", "depth_params", "projection_matrices"
 BOTH = pytest.mark.parametrize("distribution", [0, 1], ids=["gaussian", "laplace"])
-
-
-def call(under_test: str, arguments: dict[str, Any], **keywords: Any) -> torch.Tensor:
-    if under_test == "reference":
-        keywords.setdefault("backend", "reference")
-    return flash_bevpool(*arguments.values(), **keywords)
-
-
-def tensors(arguments: dict[str, Any], device: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    made = dict(arguments)
-    for name in (F, D):
-        made[name] = torch.from_numpy(np.array(arguments[name])).to(dtype).to(device)
-    made[P] = torch.from_numpy(np.array(arguments[P])).to(device)
-    return made
 
 
 def differentiated(backend: str, given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -42,13 +28,6 @@ def differentiated(backend: str, given: dict[str, Any]) -> tuple[torch.Tensor, t
     live = given | {name: given[name].detach().requires_grad_() for name in (F, D)}
     output = call(backend, live)
     return (output.detach(), *torch.autograd.grad(output.sum(), [live[F], live[D]]))
-
-
-def view(arguments: dict[str, Any]) -> Any:
-    return oracle.View(
-        arguments["image_size"], arguments["roi_range"], arguments["grid_size"], arguments["depth_distribution"],
-        arguments["epsilon"], arguments["depth_weight_threshold"],
-    )  # fmt: skip
 
 
 def params(h: int, w: int, mean: float = 1.0, sigma: float = 1.0) -> np.ndarray:
@@ -65,7 +44,7 @@ def test_the_window_is_half_open(axis: int, backend: str, device: str) -> None:
     ranges = (along, across) if axis == 0 else (across, along)
     # epsilon is the smallest that leaves s = 1.25 exact: sigma = 1, epsilon = 0.25, weight = 0.8
     given = inputs.flat(features.reshape(*shape, 1), params(*shape), *ranges, epsilon=0.25)
-    output, of_feats, of_depth = differentiated(backend, tensors(given, device))
+    output, of_feats, of_depth = differentiated(backend, as_tensors(given, device))
     u = -0.5 + 0.5 * np.arange(11)
     counts = (u >= 0) & (u < 4)
     expected = np.where(counts, 0.8 * np.interp(np.clip(u, 0, 3), range(4), features), 0.0)
@@ -86,7 +65,7 @@ def test_the_nearest_numbers_to_the_window(inward: bool, backend: str, device: s
             place = np.float32(2.0**-60 if inward else -(2.0**-60))  # a denormal would be rounded to 0 on the way
         given = inputs.flat(features, params(1, 4), (-0.5, 0.5, 1), (-0.5, 0.5, 1))
         given[P] = np.array([[[[1, 0, 0, place], [0, 1, 0, 0], [0, 0, 0, 1]]]], np.float32)
-        output, of_feats, _ = differentiated(backend, tensors(given, device))
+        output, of_feats, _ = differentiated(backend, as_tensors(given, device))
         assert (output.item() != 0) == inward and bool((of_feats != 0).any()) == inward, (edge, place)
 
 
@@ -104,8 +83,8 @@ def test_behind_the_camera(backend: str, device: str) -> None:
         (-1.5, 1.5, 3, None),  # d = -1, 0 and 1: one sample
     ):
         given["roi_range"], given["grid_size"] = (-0.5, 0.5, -0.5, 0.5, low, high), (1, 1, count)
-        output, of_feats, of_depth = differentiated(backend, tensors(given, device))
-        wanted = oracle.forward(given[F], given[D], given[P], view(given))[0]
+        output, of_feats, of_depth = differentiated(backend, as_tensors(given, device))
+        wanted = oracle.forward(given[F], given[D], given[P], oracle.View.of(given))[0]
         assert_close(output, wanted, 1e-6)
         if expected is not None:
             assert_close(wanted.reshape(-1), [expected / (1 + epsilon)], 1e-6)
@@ -128,7 +107,7 @@ def test_exactly_at_the_threshold(epsilon: float, distribution: int, backend: st
             np.full((1, 1, 2), 3.0), params(1, 1, 1.0, s - epsilon), (0, 1, 1), (0, 1, 1), epsilon=epsilon,
             depth_distribution=distribution, depth_weight_threshold=threshold,
         )  # fmt: skip
-        output, of_feats, of_depth = differentiated(backend, tensors(given, device))
+        output, of_feats, of_depth = differentiated(backend, as_tensors(given, device))
         assert output.reshape(-1).tolist() == ([3.0 * weight] * 2 if counts else [0.0] * 2), threshold
         assert of_feats.reshape(-1).tolist() == ([weight] * 2 if counts else [0.0] * 2)
         # At z = 0 both derivatives by the mean vanish; that by sigma is -w/s times the sum of the features.
@@ -142,15 +121,15 @@ def test_a_dropped_sample_is_not_averaged(backend: str, device: str) -> None:
     given["roi_range"], given["grid_size"] = (0, 1, 0, 1, 0.5, 8.5), (1, 1, 2)  # d = 2.5 and 6.5
     weights = np.exp(-0.5 * np.array([1.5, 5.5]) ** 2)
     given["depth_weight_threshold"] = 0.1
-    assert_close(call(backend, tensors(given, device)).reshape(-1), [5.0 * weights[0]], 2e-6)
+    assert_close(call(backend, as_tensors(given, device)).reshape(-1), [5.0 * weights[0]], 2e-6)
     given["depth_weight_threshold"] = 0.0
-    assert_close(call(backend, tensors(given, device)).reshape(-1), [2.5 * weights.sum()], 2e-6)
+    assert_close(call(backend, as_tensors(given, device)).reshape(-1), [2.5 * weights.sum()], 2e-6)
 
 
 @BOTH
 def test_the_count_divides_not_the_weights(distribution: int, backend: str, device: str) -> None:
     """The same camera twice changes nothing, to the bit; with a wider spread the output falls."""
-    given = tensors(inputs.lift("count", cameras=1, distribution=distribution), device)
+    given = as_tensors(inputs.lift("count", cameras=1, distribution=distribution), device)
     once = call(backend, given)
     twice = given | {name: torch.cat([given[name]] * 2, 1) for name in (F, D, P)}
     assert_close(call(backend, twice), once, 1e-6)
@@ -159,7 +138,7 @@ def test_the_count_divides_not_the_weights(distribution: int, backend: str, devi
 
 
 def test_a_camera_that_sees_nothing_changes_nothing(backend: str, device: str) -> None:
-    given = tensors(inputs.lift("away"), device)
+    given = as_tensors(inputs.lift("away"), device)
     wanted = call(backend, given)
     away = given[P][:, :1].clone()
     away[:, :, 2, 3] -= 1e4  # every depth is negative
@@ -184,7 +163,7 @@ def test_a_depth_that_is_no_number(
         depth_weight_threshold=threshold,
     )  # fmt: skip
     given[D][0, 0, 0, 2, channel] = bad  # cells stand at u = 0.75, 1.75, 2.75, 3.75: the middle two touch pixel 2
-    output, of_feats, of_depth = differentiated(backend, tensors(given, device))
+    output, of_feats, of_depth = differentiated(backend, as_tensors(given, device))
     found = output.reshape(-1)
     scale = (1.0 if distribution == 0 else 0.5) / (1 + 2.0**-20)
     assert (found[1:3] == 0).all()
@@ -198,7 +177,7 @@ def test_a_depth_that_is_no_number(
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_a_projection_that_is_no_number(bad: float, row: int, backend: str, device: str) -> None:
     """That camera sees nothing; the other one goes on as if it were alone."""
-    given = tensors(inputs.lift("bad projection"), device)
+    given = as_tensors(inputs.lift("bad projection"), device)
     alone = {name: given[name][:, 1:] for name in (F, D, P)}
     wanted = differentiated(backend, given | alone)
     spoiled = given[P].clone()
@@ -219,7 +198,7 @@ def test_nothing_beyond_the_last_pixel_is_touched(backend: str, device: str) -> 
     given[F], given[D] = features[None], depth[None]
     away = inputs.FLAT - np.array([[0, 0, 0, 9]] * 2 + [[0] * 4], np.float32)
     given[P] = np.stack([inputs.FLAT, away])[None]
-    output, of_feats, of_depth = differentiated(backend, tensors(given, device))
+    output, of_feats, of_depth = differentiated(backend, as_tensors(given, device))
     assert_close(output.reshape(-1), np.full(4, 2.0), 1e-5)
     touched = np.zeros((2, 2, 3), bool)
     touched[0, 1, 2] = True
@@ -235,7 +214,7 @@ def test_a_degenerate_spread(backend: str, device: str) -> None:
         depth_weight_threshold=1e-6,
     )  # fmt: skip
     given[D][0, 0, 0, 0, 1], given[D][0, 0, 0, 1, 1] = -0.5, -3.0  # s = 0 and -2.5; u = 0, 1, 2 on the pixels' centres
-    output, of_feats, of_depth = differentiated(backend, tensors(given, device))
+    output, of_feats, of_depth = differentiated(backend, as_tensors(given, device))
     assert (output.reshape(-1)[:2] == 0).all() and output.reshape(-1)[2] > 0
     assert (of_feats.reshape(-1)[:2] == 0).all() and torch.isfinite(of_depth).all()
 
@@ -243,7 +222,7 @@ def test_a_degenerate_spread(backend: str, device: str) -> None:
 # ---- forms of the call ---------------------------------------------------------------------------------------------
 def test_four_rows_are_three(backend: str, device: str) -> None:
     """A 4x4 matrix has a last row that nobody reads, whatever is in it; upstream misreads such a tensor."""
-    given = tensors(inputs.lift("rows", batch=2, cameras=3), device)
+    given = as_tensors(inputs.lift("rows", batch=2, cameras=3), device)
     wanted = differentiated(backend, given)
     for last in (1.0, 0.0, NAN):
         padded = torch.nn.functional.pad(given[P], (0, 0, 0, 1), value=last)
@@ -255,7 +234,7 @@ def test_four_rows_are_three(backend: str, device: str) -> None:
 
 @pytest.mark.parametrize("hints", list(itertools.product([False, True], repeat=4))[::3])
 def test_hints_change_nothing(hints: tuple[bool, ...], backend: str, device: str) -> None:
-    given = tensors(inputs.lift("hints", channels=8), device)
+    given = as_tensors(inputs.lift("hints", channels=8), device)
     names = ("use_shared_memory", "optimize_z_precompute", "use_warp_kernel", "use_vectorized_load")
     wanted = call(backend, given)
     assert_bits_equal(call(backend, given | dict(zip(names, hints, strict=True))), wanted)
@@ -263,19 +242,18 @@ def test_hints_change_nothing(hints: tuple[bool, ...], backend: str, device: str
 
 def test_defaults_and_keywords(backend: str, device: str) -> None:
     """Gaussian, both epsilons 1e-6; every argument by its upstream name."""
-    given = tensors(inputs.lift("defaults"), device)
+    given = as_tensors(inputs.lift("defaults"), device)
     wanted = call(backend, given)
-    keywords = {"backend": "reference"} if backend == "reference" else {}
-    short = flash_bevpool(*list(given.values())[:7], **keywords)
-    assert_bits_equal(short, wanted, "seven arguments")
-    assert_bits_equal(flash_bevpool(**given, **keywords), wanted, "by name")
+    by_hand = on_backend(flash_bevpool)
+    assert_bits_equal(by_hand(backend, *list(given.values())[:7]), wanted, "seven arguments")
+    assert_bits_equal(by_hand(backend, **given), wanted, "by name")
     lists = given | {k: list(given[k]) for k in ("image_size", "roi_range", "grid_size")}
     assert_bits_equal(call(backend, lists), wanted, "lists")
 
 
 def test_feature_size(backend: str, device: str) -> None:
     """None, or what the maps are; upstream computes offsets from it, so that another size reads other pixels."""
-    given = tensors(inputs.lift("tiny", batch=2), device)
+    given = as_tensors(inputs.lift("tiny", batch=2), device)
     wanted = call(backend, given)
     right = torch.tensor([5, 7], device=device).expand(2, 2, 2)
     for form in (right, right.int(), right.contiguous(), right.tolist()):
@@ -291,7 +269,7 @@ def test_feature_size(backend: str, device: str) -> None:
 
 @pytest.mark.backends("cuda", "hip", "musa")
 def test_feature_size_on_a_device_is_checked_on_request(backend: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = tensors(inputs.lift("tiny", batch=2), device)
+    given = as_tensors(inputs.lift("tiny", batch=2), device)
     wrong = torch.tensor([5, 8], device=device).expand(2, 2, 2)
     assert_bits_equal(call(backend, given | {"feature_size": wrong}), call(backend, given), "the maps' own size counts")
     monkeypatch.setenv("MUSPACE_CHECK", "1")
@@ -302,14 +280,14 @@ def test_feature_size_on_a_device_is_checked_on_request(backend: str, device: st
 @pytest.mark.parametrize("name", inputs.VALUES)
 def test_bad_numbers(name: str, backend: str, device: str) -> None:
     argument, value, exception = inputs.VALUES[name]
-    given = tensors(inputs.lift("tiny", batch=2), device)
+    given = as_tensors(inputs.lift("tiny", batch=2), device)
     with pytest.raises(exception, match=rf"^{argument}\b.*expected "):
         call(backend, given | {argument: value})
 
 
 def test_a_batch_is_its_items(backend: str, device: str) -> None:
     """Every item has a calibration of its own; a block that takes another item's matrices shows here."""
-    given = tensors(inputs.lift("items", batch=3, grid=(3, 3, 2)), device)
+    given = as_tensors(inputs.lift("items", batch=3, grid=(3, 3, 2)), device)
     together = differentiated(backend, given)
     for b in range(3):
         alone = differentiated(backend, given | {name: given[name][b : b + 1] for name in (F, D, P)})
@@ -322,7 +300,7 @@ def test_the_grid_is_rows_of_y(backend: str, device: str) -> None:
     """[B, Y, X, C]: a camera whose pixel is the cell, so that the output is the image."""
     image = np.arange(1.0, 13).reshape(3, 4, 1)
     given = inputs.flat(image, params(3, 4, 1.0, 0.75), (-0.5, 3.5, 4), (-0.5, 2.5, 3), epsilon=0.25)
-    output = call(backend, tensors(given, device))
+    output = call(backend, as_tensors(given, device))
     assert output.shape == (1, 3, 4, 1) and output.is_contiguous()
     assert_close(output.reshape(3, 4), image.reshape(3, 4), 1e-6)
 
@@ -332,21 +310,4 @@ def test_image_size_scales_u_and_v_apart(backend: str, device: str) -> None:
     image = np.arange(1.0, 13).reshape(3, 4, 1)
     given = inputs.flat(image, params(3, 4, 1.0, 0.75), (-1.0, 7.0, 4), (-2.0, 10.0, 3), epsilon=0.25)
     given["image_size"] = (12, 8)
-    assert_close(call(backend, tensors(given, device)).reshape(3, 4), image.reshape(3, 4), 1e-6)
-
-
-@pytest.mark.backends("emu", "cuda", "hip", "musa")
-def test_float64_is_for_the_cpu(backend: str, device: str) -> None:
-    given = tensors(inputs.lift("tiny"), device, torch.float64)
-    assert "float64" not in FLASH_BEVPOOL.dtypes[backend]
-    with pytest.raises((TypeError, RuntimeError), match="float64"):
-        call(backend, given, backend=backend)
-
-
-def test_a_refused_call_leaves_the_last_report(backend: str, device: str) -> None:
-    given = tensors(inputs.lift("tiny", batch=2), device)
-    call(backend, given)
-    before = get_last_dispatch_report()
-    with pytest.raises(ValueError):
-        call(backend, given | {D: given[D][..., :1]})
-    assert get_last_dispatch_report() == before
+    assert_close(call(backend, as_tensors(given, device)).reshape(3, 4), image.reshape(3, 4), 1e-6)

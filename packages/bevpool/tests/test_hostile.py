@@ -7,27 +7,24 @@ under the address sanitizer.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from muspace_core.testing.calls import represented
 from muspace_core.testing.cases import Arguments
 from muspace_core.testing.compare import assert_close
 from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.properties import budget
 
 calls = load_sibling(__file__, "pool_calls")
 v2_inputs = load_sibling(__file__, "bev_pool_v2_inputs")
 v2_oracle = load_sibling(__file__, "bev_pool_v2_oracle")
 
-EMULATED = os.environ.get("MUSPACE_FORCE_BACKEND") == "emu"
-#: Derandomised, so that a commit fails for what it changed; MUSPACE_TEST_RANDOM=1 searches further.
-PROPERTY = settings(
-    deadline=None, derandomize=not os.environ.get("MUSPACE_TEST_RANDOM"), max_examples=25 if EMULATED else 100, print_blob=True
-)
+PROPERTY = budget(100, emulated=25)
 SEEDS = st.integers(0, 2**32 - 1)
 CHANNELS = st.sampled_from([1, 2, 3, 4, 5, 8, 16, 31, 32, 33])
 KINDS = st.sampled_from([np.int32, np.int64])
@@ -61,7 +58,7 @@ def check(pooling: Any, arguments: Arguments, backend: str, device: str, **keywo
     runs = {"direct": pooling.run(backend, tensors, **keywords)}
     runs["planned"] = pooling.run(backend, tensors, plan=pooling.plan(backend, tensors, **keywords), **keywords)
     wanted = pooling.forward(**arguments, **keywords)
-    gradients = pooling.backward(pooling.whole_gradient(runs["direct"][0]).double().cpu().numpy(), **arguments, **keywords)
+    gradients = pooling.backward(represented(pooling.whole_gradient(runs["direct"][0])), **arguments, **keywords)
     for way, (output, found) in runs.items():
         assert_close(output, wanted, 1e-30, f"output, {way}")
         for name, gradient in found.items():
@@ -206,12 +203,12 @@ def test_bev_pool_v2(
         mask = np.broadcast_to(~open_cells.reshape(wanted[:, :1].shape), wanted.shape)
         assert_close(output, wanted, 1e-30, "output", mask)
         if not open_cells.any():
-            of = v2_oracle.backward(calls.BEV_POOL_V2.whole_gradient(output).double().cpu().numpy(), **arguments)
+            of = v2_oracle.backward(represented(calls.BEV_POOL_V2.whole_gradient(output)), **arguments)
             for name, gradient in gradients.items():
                 assert_close(gradient, of[name], 1e-30, f"gradient of {name}")
 
 
-@settings(PROPERTY, max_examples=10 if EMULATED else 40)
+@budget(40, emulated=10)
 @given(seed=SEEDS, spoiled=SPOILED)
 def test_bev_pool_v2_under_the_check(seed: int, spoiled: tuple[str, ...], backend: str, device: str) -> None:
     arguments = _v2_arguments(seed, 4, np.int32, 0.2, spoiled)

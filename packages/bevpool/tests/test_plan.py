@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from muspace_bevpool import PoolPlan, bev_pool_v2_plan
+from muspace_core.testing.calls import on_backend
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.plugin import load_sibling
-from muspace_core.testing.process import in_child
+from muspace_core.testing.process import in_child, in_threads
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 calls = load_sibling(__file__, "pool_calls")
@@ -64,28 +64,15 @@ def test_two_threads_share_a_plan(pooling: Any, backend: str, device: str) -> No
     tensors = _smallest(pooling, device)
     plan = pooling.plan(backend, tensors)
     wanted = pooling.run(backend, tensors, plan=plan)
-    failures: list[BaseException] = []
-    gate = threading.Barrier(2)
 
     def work() -> None:
-        try:
-            gate.wait(timeout=60)
-            for _ in range(2 if backend == "emu" else 20):
-                output, gradients = pooling.run(backend, tensors, plan=plan)
-                assert_bits_equal(output, wanted[0], "output")
-                for name, gradient in gradients.items():
-                    assert_close(gradient, wanted[1][name], 1e-6, f"gradient of {name}")
-        except BaseException as error:  # handed to the main thread
-            failures.append(error)
+        for _ in range(2 if backend == "emu" else 20):
+            output, gradients = pooling.run(backend, tensors, plan=plan)
+            assert_bits_equal(output, wanted[0], "output")
+            for name, gradient in gradients.items():
+                assert_close(gradient, wanted[1][name], 1e-6, f"gradient of {name}")
 
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(timeout=120)
-        assert not worker.is_alive(), "deadlock"
-    if failures:
-        raise failures[0]
+    in_threads([work, work])
 
 
 @pytest.mark.backends("cpu", "emu")
@@ -179,10 +166,9 @@ def test_builders_run_outside_compiled_graphs(pooling: Any, backend: str, device
 )
 def test_depth_shape(shape: Any, backend: str, device: str) -> None:
     tensors = _smallest(calls.BEV_POOL_V2, device)
-    keywords = {"backend": "reference"} if backend == "reference" else {}
     given = tensors["depth"] if shape == "tensor" else shape
     with pytest.raises((ValueError, TypeError), match=r"^depth_shape: expected "):
-        bev_pool_v2_plan(*[tensors[k] for k in calls.BEV_POOL_V2.planned_by], depth_shape=given, **keywords)
+        on_backend(bev_pool_v2_plan)(backend, *[tensors[k] for k in calls.BEV_POOL_V2.planned_by], depth_shape=given)
 
 
 @every

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from muspace_bevpool import bev_pool, bev_pool_v2, voxel_pool_depth, voxel_pooling_train
+from muspace_core.testing import large
+from muspace_core.testing.calls import on_backend
 from muspace_core.testing.compare import assert_bits_equal
 from muspace_core.testing.plugin import load_sibling
 
@@ -18,34 +18,13 @@ calls = load_sibling(__file__, "pool_calls")
 NATIVE = pytest.mark.backends("cpu", "cuda", "hip")
 
 
-def _free_gib(device: str) -> float:
-    if device != "cpu":
-        return torch.cuda.mem_get_info(device)[0] / 2**30
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable"):
-            return int(line.split()[1]) / 2**20
-    return 0.0
-
-
-def _needs(gib: float, device: str) -> None:
-    if _free_gib(device) < gib:
-        pytest.skip(f"needs {gib} GiB of free memory")
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Zeros whose pages the system provides on first use: torch.zeros would write them all."""
-    if device != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(shape, {1: np.int8, 2: np.int16, 4: np.int32}[dtype.itemsize])).view(dtype)
-
-
 @NATIVE
 @pytest.mark.slow
 def test_many_features(device: str) -> None:
     """N * C beyond 2**31: the last row is found, forward and backward."""
-    _needs(12, device)
+    large.needs(12, device)
     rows, channels = 2**21 + 3, 1024
-    feats = _zeros((rows, channels), torch.bfloat16, device)
+    feats = large.zeros((rows, channels), torch.bfloat16, device)
     assert feats.numel() > 2**31
     feats[-1], feats[-2] = 1.0, 2.0
     coords = torch.full((rows, 4), -1, dtype=torch.int32, device=device)
@@ -61,7 +40,7 @@ def test_many_features(device: str) -> None:
 @pytest.mark.slow
 def test_a_large_volume(device: str) -> None:
     """Output beyond 2**31 elements: two items of eight cameras, as a training run of eight-camera data has."""
-    _needs(16, device)
+    large.needs(16, device)
     cameras, channels, grid = 8, 16, (200, 200, 210)
     feats, depth = torch.ones(2, cameras, channels, 1, 1, device=device).half(), torch.ones(2 * cameras, 1, 1, 1, device=device)
     coords = torch.tensor([0, 199, 199, 209], device=device).repeat(2, 1, cameras, 1, 1, 1, 1)
@@ -77,7 +56,7 @@ def test_a_large_volume(device: str) -> None:
 @pytest.mark.slow
 def test_a_large_plane(device: str) -> None:
     """Channels-first output beyond 2**31 elements."""
-    _needs(12, device)
+    large.needs(12, device)
     side, channels = 5800, 64
     coords = torch.tensor([[side - 1, side - 1, 0, 0], [0, 0, 0, 0]], device=device)
     feats = torch.arange(1, 2 * channels + 1, device=device).view(2, channels).bfloat16()
@@ -123,8 +102,7 @@ def test_z_of_any_size_is_only_a_filter(backend: str, device: str) -> None:
     """The cells of voxel_pooling are those of the plane: a tall grid costs nothing."""
     geom = torch.zeros(1, 2, 3, dtype=torch.int32, device=device)
     geom[0, 1, 2] = 2**31 - 2
-    keywords = {"backend": "reference"} if backend == "reference" else {}
-    output = voxel_pooling_train(geom, torch.ones(1, 2, 1, device=device), (3, 3, 2**31 - 1), **keywords)
+    output = on_backend(voxel_pooling_train)(backend, geom, torch.ones(1, 2, 1, device=device), (3, 3, 2**31 - 1))
     assert float(output[0, 0, 0, 0]) == 2.0
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from muspace_bevpool import voxel_pool_depth, voxel_pool_depth_plan
 from muspace_bevpool._spec import VOXEL_POOL_DEPTH
+from muspace_core.testing.calls import as_tensors, on_backend, represented, upstream_gradient
 from muspace_core.testing.cases import FLOATING, Arguments
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.plugin import load_sibling
@@ -17,6 +18,7 @@ from muspace_core.testing.plugin import load_sibling
 oracle = load_sibling(__file__, "voxel_pool_depth_oracle")
 inputs = load_sibling(__file__, "voxel_pool_depth_inputs")
 contract = load_sibling(__file__, "pool_contract")
+call = on_backend(voxel_pool_depth)
 LAUNCH, WARP = "MUSPACE_VOXEL_POOL_DEPTH_LAUNCH", "MUSPACE_VOXEL_POOL_DEPTH_DEPTH_WARP"
 
 
@@ -28,12 +30,6 @@ def _oracle(arguments: Arguments, grad_output: np.ndarray, double: bool) -> tupl
 
 def _plan(tensors: Arguments, **keywords: Any) -> Any:
     return voxel_pool_depth_plan(*[tensors[k] for k in ("voxel_coords", "mask", "B", "X", "Y", "Z")], **keywords)
-
-
-def call(backend: str, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    if backend == "reference":
-        keywords.setdefault("backend", "reference")
-    return voxel_pool_depth(*arguments, **keywords)
 
 
 def _other(name: str, axes: dict[str, int]) -> Any:
@@ -76,16 +72,14 @@ class TestVoxelPoolDepth(contract.PoolContract):
 
 # ---- special cases -------------------------------------------------------------------------------------------------
 def _tensors(arguments: Arguments, device: str, feats: str = "float32", depth: str = "float32") -> Arguments:
-    made = {k: torch.from_numpy(v).to(device) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
-    kinds = {"img_feats": FLOATING[feats], "img_depth": FLOATING[depth]}
-    return made | {k: made[k].to(kind) for k, kind in kinds.items()}
+    return as_tensors(arguments, device, img_feats=FLOATING[feats], img_depth=FLOATING[depth])
 
 
 def _run(backend: str, tensors: Arguments, **keywords: Any) -> tuple[torch.Tensor, ...]:
     live = tensors | {k: tensors[k].detach().requires_grad_() for k in ("img_feats", "img_depth")}
     output = call(backend, *live.values(), **keywords)
-    noise = torch.from_numpy(np.random.default_rng(1).standard_normal(tuple(output.shape))).to(output)
-    return (output.detach(), *torch.autograd.grad(output, [live["img_feats"], live["img_depth"]], noise))
+    leaves = [live["img_feats"], live["img_depth"]]
+    return (output.detach(), *torch.autograd.grad(output, leaves, upstream_gradient(output)))
 
 
 def test_axes(backend: str, device: str) -> None:
@@ -112,7 +106,7 @@ def test_output_dtype_is_promoted(feats: str, depth: str, backend: str, device: 
     output, of_feats, of_depth = _run(backend, tensors)
     wanted = torch.promote_types(FLOATING[feats], FLOATING[depth])
     assert output.dtype == wanted and (of_feats.dtype, of_depth.dtype) == (FLOATING[feats], FLOATING[depth])
-    given = {k: v.double().cpu().numpy() if isinstance(v, torch.Tensor) else v for k, v in tensors.items()}
+    given = {k: represented(v) if isinstance(v, torch.Tensor) else v for k, v in tensors.items()}
     tolerance = VOXEL_POOL_DEPTH.tolerances[str(wanted).removeprefix("torch.")].output
     assert_close(output, oracle.forward(**given), tolerance)
 

@@ -3,40 +3,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from muspace_bevpool import voxel_pooling_inference, voxel_pooling_inference_plan, voxel_pooling_train
 from muspace_bevpool._spec import VOXEL_POOLING_INFERENCE
+from muspace_core.testing.calls import as_tensors, on_backend
 from muspace_core.testing.cases import Arguments
 from muspace_core.testing.compare import assert_bits_equal, assert_close
-from muspace_core.testing.golden import GoldenCase, absence_reason, data_root, golden_cases
+from muspace_core.testing.golden import GoldenCase, data_root, golden_cases, golden_marks, golden_parameters
 from muspace_core.testing.plugin import load_sibling
 
 oracle = load_sibling(__file__, "voxel_pooling_oracle")
 inputs = load_sibling(__file__, "voxel_pooling_inference_inputs")
 contract = load_sibling(__file__, "pool_contract")
+call = on_backend(voxel_pooling_inference)
 ROOT = data_root(__file__)
-ABSENT = absence_reason(ROOT)
 GOLDEN = golden_cases("voxel_pooling_inference", ROOT)
 TENSORS = ("geom_xyz", "depth_features", "context_features")
-golden = pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, id=c.id, marks=pytest.mark.emu_budget(1_000_000)) for c in GOLDEN] or [pytest.param(None, id="absent")],
-)
-with_golden = [pytest.mark.golden, pytest.mark.skipif(ABSENT is not None, reason=ABSENT or "")]
+golden = pytest.mark.parametrize("case", golden_parameters(GOLDEN, pytest.mark.emu_budget(1_000_000)))
 
 
 def _oracle(arguments: Arguments, grad_output: np.ndarray, double: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return oracle.inference(**arguments), oracle.inference_backward(grad_output, **arguments)
-
-
-def call(backend: str, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    if backend == "reference":
-        keywords.setdefault("backend", "reference")
-    return voxel_pooling_inference(*arguments, **keywords)
 
 
 def _more(a: Arguments, axis: int) -> Arguments:
@@ -75,7 +64,7 @@ class TestVoxelPoolingInference(contract.PoolContract):
 
 # ---- upstream ------------------------------------------------------------------------------------------------------
 class TestGolden:
-    pytestmark = with_golden
+    pytestmark = golden_marks(ROOT)
 
     def test_the_index_has_cases(self) -> None:
         assert {c.name for c in GOLDEN} >= {"b1_n2_c16", "c33", "fp16_c32"}
@@ -98,11 +87,6 @@ class TestGolden:
 
 
 # ---- special cases -------------------------------------------------------------------------------------------------
-def _tensors(arguments: Arguments, device: str) -> Arguments:
-    made = {k: torch.from_numpy(v).to(device) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
-    return {k: v.float() if k in TENSORS[1:] else v for k, v in made.items()}
-
-
 def test_axes_and_strides(backend: str, device: str) -> None:
     """Image b*N + n, bin d, pixel (h, w) of the context, cell (y, x): each in its own place."""
     geom = torch.full((2, 3, 2, 2, 2, 3), -1, dtype=torch.int32, device=device)
@@ -117,23 +101,22 @@ def test_axes_and_strides(backend: str, device: str) -> None:
 
 def test_agrees_with_the_training_form(backend: str, device: str) -> None:
     """The products materialised, as BEVDepth trains."""
-    tensors = _tensors(inputs.CASES[0].build() if backend == "emu" else inputs.CASES[-1].build(), device)
+    tensors = as_tensors(inputs.CASES[0].build() if backend == "emu" else inputs.CASES[-1].build(), device)
     geom, depth, context, voxel_num = tensors.values()
     products = (depth[:, None] * context[:, :, None]).view(*geom.shape[:2], context.shape[1], *geom.shape[2:5])
-    keywords = {"backend": "reference"} if backend == "reference" else {}
-    trained = voxel_pooling_train(geom, products.permute(0, 1, 3, 4, 5, 2), voxel_num, **keywords)
+    trained = on_backend(voxel_pooling_train)(backend, geom, products.permute(0, 1, 3, 4, 5, 2), voxel_num)
     assert_close(call(backend, *tensors.values()), trained, 2e-6)
 
 
 def test_a_context_that_is_channels_last(backend: str, device: str) -> None:
-    tensors = _tensors(inputs.CASES[0].build(), device)
+    tensors = as_tensors(inputs.CASES[0].build(), device)
     wanted = call(backend, *tensors.values())
     turned = tensors["context_features"].contiguous(memory_format=torch.channels_last)
     assert_bits_equal(call(backend, *(tensors | {"context_features": turned}).values()), wanted)
 
 
 def test_voxel_num_as_a_tensor(backend: str, device: str) -> None:
-    tensors = _tensors(inputs.CASES[0].build(), device)
+    tensors = as_tensors(inputs.CASES[0].build(), device)
     wanted = call(backend, *tensors.values())
     for place in ("cpu", device):
         given = tensors | {"voxel_num": torch.tensor(tensors["voxel_num"], device=place)}
@@ -142,7 +125,7 @@ def test_voxel_num_as_a_tensor(backend: str, device: str) -> None:
 
 def test_a_dropped_point_spreads_nothing(backend: str, device: str) -> None:
     """A NaN depth and an infinite depth outside the grid: no NaN in the output, none in the gradients."""
-    tensors = _tensors(inputs.CASES[0].build(), device)
+    tensors = as_tensors(inputs.CASES[0].build(), device)
     geom, depth, context, voxel_num = tensors.values()
     outside = ~((geom >= 0) & (geom < torch.tensor(voxel_num, device=device))).all(-1).view(depth.shape)
     assert bool(outside.any())

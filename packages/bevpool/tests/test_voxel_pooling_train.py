@@ -3,39 +3,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from muspace_bevpool import voxel_pooling_train, voxel_pooling_train_plan
 from muspace_bevpool._spec import VOXEL_POOLING_TRAIN
+from muspace_core.testing.calls import as_tensors, on_backend
 from muspace_core.testing.cases import Arguments
 from muspace_core.testing.compare import assert_bits_equal, assert_close
-from muspace_core.testing.golden import GoldenCase, absence_reason, data_root, golden_cases
+from muspace_core.testing.golden import GoldenCase, data_root, golden_cases, golden_marks, golden_parameters
 from muspace_core.testing.plugin import load_sibling
 
 oracle = load_sibling(__file__, "voxel_pooling_oracle")
 inputs = load_sibling(__file__, "voxel_pooling_train_inputs")
 contract = load_sibling(__file__, "pool_contract")
+call = on_backend(voxel_pooling_train)
 ROOT = data_root(__file__)
-ABSENT = absence_reason(ROOT)
 GOLDEN = golden_cases("voxel_pooling_train", ROOT)
-golden = pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, id=c.id, marks=pytest.mark.emu_budget(1_000_000)) for c in GOLDEN] or [pytest.param(None, id="absent")],
-)
-with_golden = [pytest.mark.golden, pytest.mark.skipif(ABSENT is not None, reason=ABSENT or "")]
+golden = pytest.mark.parametrize("case", golden_parameters(GOLDEN, pytest.mark.emu_budget(1_000_000)))
 
 
 def _oracle(arguments: Arguments, grad_output: np.ndarray, double: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return oracle.train(**arguments), oracle.train_backward(grad_output, **arguments)
-
-
-def call(backend: str, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    if backend == "reference":
-        keywords.setdefault("backend", "reference")
-    return voxel_pooling_train(*arguments, **keywords)
 
 
 class TestVoxelPoolingTrain(contract.PoolContract):
@@ -64,7 +53,7 @@ class TestVoxelPoolingTrain(contract.PoolContract):
 
 # ---- upstream ------------------------------------------------------------------------------------------------------
 class TestGolden:
-    pytestmark = with_golden
+    pytestmark = golden_marks(ROOT)
 
     def test_the_index_has_cases(self) -> None:
         assert {c.name for c in GOLDEN} >= {"b2_c80", "one_cell", "all_dropped"}
@@ -127,8 +116,7 @@ def test_z_filters_and_is_summed_away(heights: int, backend: str, device: str) -
 
 def test_voxel_num_as_a_tensor(backend: str, device: str) -> None:
     """Upstream passes an int64 or int32 tensor, on the device or not."""
-    geom, features, voxel_num = inputs.pooling("voxels").values()
-    given = [torch.from_numpy(geom).to(device), torch.from_numpy(features).float().to(device)]
+    *given, voxel_num = as_tensors(inputs.pooling("voxels"), device).values()
     wanted = call(backend, *given, voxel_num)
     for kind in (torch.int64, torch.int32):
         for place in ("cpu", device):
@@ -136,8 +124,7 @@ def test_voxel_num_as_a_tensor(backend: str, device: str) -> None:
 
 
 def test_middle_axes_are_only_points(backend: str, device: str) -> None:
-    geom, features, voxel_num = inputs.pooling("axes", extent=(2, 3, 2, 2, 5), channels=8).values()
-    given = [torch.from_numpy(geom).to(device), torch.from_numpy(features).float().to(device)]
+    *given, voxel_num = as_tensors(inputs.pooling("axes", extent=(2, 3, 2, 2, 5), channels=8), device).values()
     wanted = call(backend, *given, voxel_num)
     flat = [t.flatten(1, -2) for t in given]
     assert_bits_equal(call(backend, *flat, voxel_num), wanted)
@@ -155,9 +142,9 @@ def test_a_long_cell_is_summed_in_fp32(kind: torch.dtype, backend: str, device: 
 
 def test_a_second_backward_gives_the_same(backend: str, device: str) -> None:
     """Upstream writes every backward into one buffer made by the forward; here the first result stays what it was."""
-    geom, features, voxel_num = inputs.pooling("twice").values()
-    live = torch.from_numpy(features).float().to(device).requires_grad_()
-    output = call(backend, torch.from_numpy(geom).to(device), live, voxel_num)
+    geom, live, voxel_num = as_tensors(inputs.pooling("twice"), device).values()
+    live.requires_grad_()
+    output = call(backend, geom, live, voxel_num)
     (first,) = torch.autograd.grad(output.sum(), live, retain_graph=True)
     kept = first.clone()
     (second,) = torch.autograd.grad((output * 3).sum(), live)

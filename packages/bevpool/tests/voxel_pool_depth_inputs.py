@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from muspace_core.testing.cases import Arguments, Case, EmptyCase
-from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.refusals import NARROW, STORAGE, refused, wrong_device, wrong_shape, wrong_type, wrong_value
 
-refusals = load_sibling(__file__, "pool_refusals")
 Places = Callable[[np.random.Generator, tuple[int, ...], np.ndarray], np.ndarray]
 
 
@@ -133,77 +132,40 @@ EMPTY = (
     *[EmptyCase(axis, lambda a, axis=axis: a | {axis: 0}) for axis in ("X", "Y", "Z")],
 )
 
-_value, _type = refusals.wrong_value, refusals.wrong_type
 FEATS, DEPTH, COORDS = "img_feats", "img_depth", "voxel_coords"
 ERRORS = (
-    _value("feats_rank", FEATS, lambda t: t[0], "img_feats: expected shape [B, S*N, C, H, W], got [2, 4, 2, 3]"),
-    _value(
-        "feats_images",
-        FEATS,
-        lambda t: t[:, :1],
-        "img_depth: expected shape [B*S*N, D, H, W] = [2, 3, 2, 3], got [4, 3, 2, 3]",
+    wrong_shape("feats_rank", FEATS, lambda t: t[0], "[B, S*N, C, H, W]", "[2, 4, 2, 3]"),
+    wrong_shape("feats_images", FEATS, lambda t: t[:, :1], "[B*S*N, D, H, W] = [2, 3, 2, 3]", "[4, 3, 2, 3]", "img_depth"),
+    wrong_value("feats_batch", FEATS, lambda t: t[:1], "B = 2 batch items", "1"),
+    wrong_shape(
+        "feats_height", FEATS, lambda t: t[:, :, :, :1], "[B*S*N, D, H, W] = [4, 3, 1, 3]", "[4, 3, 2, 3]", "img_depth"
     ),
-    _value("feats_batch", FEATS, lambda t: t[:1], "img_feats: expected B = 2 batch items, got 1"),
-    _value(
-        "feats_height",
-        FEATS,
-        lambda t: t[:, :, :, :1],
-        "img_depth: expected shape [B*S*N, D, H, W] = [4, 3, 1, 3], got [4, 3, 2, 3]",
-    ),
-    _value("depth_rank", DEPTH, lambda t: t[0], "img_depth: expected shape [B*S*N, D, H, W], got [3, 2, 3]"),
-    _value(
-        "depth_images",
-        DEPTH,
-        lambda t: t[:3],
-        "img_depth: expected shape [B*S*N, D, H, W] = [4, 3, 2, 3], got [3, 3, 2, 3]",
-    ),
-    _value(
+    wrong_shape("depth_rank", DEPTH, lambda t: t[0], "[B*S*N, D, H, W]", "[3, 2, 3]"),
+    wrong_shape("depth_images", DEPTH, lambda t: t[:3], "[B*S*N, D, H, W] = [4, 3, 2, 3]", "[3, 3, 2, 3]"),
+    wrong_shape(
         "depth_bins",
         DEPTH,
         lambda t: t[:, :2],
-        "voxel_coords: expected shape [B, S, N, D, H, W, 4] = [2, 1, 2, 2, 2, 3, 4], got [2, 1, 2, 3, 2, 3, 4]",
+        "[B, S, N, D, H, W, 4] = [2, 1, 2, 2, 2, 3, 4]",
+        "[2, 1, 2, 3, 2, 3, 4]",
+        "voxel_coords",
     ),
-    _value(
-        "depth_width",
-        DEPTH,
-        lambda t: t[..., :1],
-        "img_depth: expected shape [B*S*N, D, H, W] = [4, 3, 2, 3], got [4, 3, 2, 1]",
-    ),
-    _value("coords_rank", COORDS, lambda t: t[0], "voxel_coords: expected shape [B, S, N, D, H, W, 4], got [1, 2, 3, 2, 3, 4]"),
-    _value("coords_columns", COORDS, lambda t: t[..., :3]),
-    _value(
-        "mask_rank",
-        "mask",
-        lambda t: t[0],
-        "mask: expected shape [B, S, N, D, H, W] = [2, 1, 2, 3, 2, 3], got [1, 2, 3, 2, 3]",
-    ),
-    _value(
-        "mask_bins",
-        "mask",
-        lambda t: t[:, :, :, :2],
-        "mask: expected shape [B, S, N, D, H, W] = [2, 1, 2, 3, 2, 3], got [2, 1, 2, 2, 2, 3]",
-    ),
-    _type("feats_int", FEATS, lambda t: t.int(), "img_feats: expected dtype float32, bfloat16, float16, float64, got int32"),
-    _type("depth_int", DEPTH, lambda t: t.int(), "img_depth: expected dtype float32, bfloat16, float16, got int32"),
-    _type(
-        "depth_complex",
-        DEPTH,
-        lambda t: t.to(torch.complex64),
-        "img_depth: expected dtype float32, bfloat16, float16, got complex64",
-    ),
-    _type("coords_float", COORDS, lambda t: t.float(), "voxel_coords: expected dtype int32, int64, got float32"),
-    _type("coords_none", COORDS, lambda t: None, "voxel_coords: expected a torch.Tensor, got NoneType"),
-    _type("mask_float", "mask", lambda t: t.float(), "mask: expected dtype bool, got float32"),
-    _type("mask_list", "mask", lambda t: t.tolist(), "mask: expected a torch.Tensor, got list"),
-    _type("feats_none", FEATS, lambda t: None, "img_feats: expected a torch.Tensor, got NoneType"),
-    _value(
-        "coords_meta",
-        COORDS,
-        lambda t: t.to("meta"),
-        "voxel_coords: expected device {device} (that of img_feats), got meta",
-    ),
-    _value("mask_meta", "mask", lambda t: t.to("meta"), "mask: expected device {device} (that of img_feats), got meta"),
-    _value("depth_meta", DEPTH, lambda t: t.to("meta"), "img_depth: expected device {device} (that of img_feats), got meta"),
-    *[_value(f"{axis}_negative", axis, lambda n: -n) for axis in ("B", "X", "Y", "Z")],
-    *[_type(f"{axis}_float", axis, lambda n: n + 0.5) for axis in ("B", "Z")],
+    wrong_shape("depth_width", DEPTH, lambda t: t[..., :1], "[B*S*N, D, H, W] = [4, 3, 2, 3]", "[4, 3, 2, 1]"),
+    wrong_shape("coords_rank", COORDS, lambda t: t[0], "[B, S, N, D, H, W, 4]", "[1, 2, 3, 2, 3, 4]"),
+    refused("coords_columns", COORDS, lambda t: t[..., :3]),
+    wrong_shape("mask_rank", "mask", lambda t: t[0], "[B, S, N, D, H, W] = [2, 1, 2, 3, 2, 3]", "[1, 2, 3, 2, 3]"),
+    wrong_shape("mask_bins", "mask", lambda t: t[:, :, :, :2], "[B, S, N, D, H, W] = [2, 1, 2, 3, 2, 3]", "[2, 1, 2, 2, 2, 3]"),
+    wrong_type("feats_int", FEATS, lambda t: t.int(), STORAGE, "int32"),
+    wrong_type("depth_int", DEPTH, lambda t: t.int(), NARROW, "int32"),
+    wrong_type("depth_complex", DEPTH, lambda t: t.to(torch.complex64), NARROW, "complex64"),
+    wrong_type("coords_float", COORDS, lambda t: t.float(), "dtype int32, int64", "float32"),
+    wrong_type("coords_none", COORDS, lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("mask_float", "mask", lambda t: t.float(), "dtype bool", "float32"),
+    wrong_type("mask_list", "mask", lambda t: t.tolist(), "a torch.Tensor", "list"),
+    wrong_type("feats_none", FEATS, lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_device("coords_meta", COORDS, "img_feats"),
+    wrong_device("mask_meta", "mask", "img_feats"),
+    wrong_device("depth_meta", DEPTH, "img_feats"),
+    *[refused(f"{axis}_negative", axis, lambda n: -n) for axis in ("B", "X", "Y", "Z")],
+    *[refused(f"{axis}_float", axis, lambda n: n + 0.5, TypeError) for axis in ("B", "Z")],
 )

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from muspace_core.testing.cases import Arguments, Case, EmptyCase
 from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.refusals import NARROW, STORAGE, refused, wrong_device, wrong_shape, wrong_type, wrong_value
 
-refusals = load_sibling(__file__, "pool_refusals")
 train = load_sibling(__file__, "voxel_pooling_train_inputs")
 
 
@@ -81,77 +81,32 @@ EMPTY = (
     ],
 )
 
-_value, _type = refusals.wrong_value, refusals.wrong_type
 DEPTH, CONTEXT = "depth_features", "context_features"
 ERRORS = (
-    _value("geom_columns", "geom_xyz", lambda t: t[..., :2]),
-    _value("geom_rank", "geom_xyz", lambda t: t[0], "geom_xyz: expected shape [B, N, D, H, W, 3], got [2, 3, 2, 3, 3]"),
-    _value(
-        "depth_images",
-        DEPTH,
-        lambda t: t[:3],
-        "depth_features: expected shape [B*N, D, H, W] = [4, 3, 2, 3], got [3, 3, 2, 3]",
+    refused("geom_columns", "geom_xyz", lambda t: t[..., :2]),
+    wrong_shape("geom_rank", "geom_xyz", lambda t: t[0], "[B, N, D, H, W, 3]", "[2, 3, 2, 3, 3]"),
+    wrong_shape("depth_images", DEPTH, lambda t: t[:3], "[B*N, D, H, W] = [4, 3, 2, 3]", "[3, 3, 2, 3]"),
+    wrong_shape(
+        "depth_bins", DEPTH, lambda t: t[:, :2], "[B, N, D, H, W, 3] = [2, 2, 2, 2, 3, 3]", "[2, 2, 3, 2, 3, 3]", "geom_xyz"
     ),
-    _value(
-        "depth_bins",
-        DEPTH,
-        lambda t: t[:, :2],
-        "geom_xyz: expected shape [B, N, D, H, W, 3] = [2, 2, 2, 2, 3, 3], got [2, 2, 3, 2, 3, 3]",
+    wrong_shape("depth_rank", DEPTH, lambda t: t[0], "[B*N, D, H, W]", "[3, 2, 3]"),
+    wrong_shape("context_images", CONTEXT, lambda t: t[:3], "[B*N, D, H, W] = [3, 3, 2, 3]", "[4, 3, 2, 3]", "depth_features"),
+    wrong_shape(
+        "context_height", CONTEXT, lambda t: t[:, :, :1], "[B*N, D, H, W] = [4, 3, 1, 3]", "[4, 3, 2, 3]", "depth_features"
     ),
-    _value("depth_rank", DEPTH, lambda t: t[0], "depth_features: expected shape [B*N, D, H, W], got [3, 2, 3]"),
-    _value(
-        "context_images",
-        CONTEXT,
-        lambda t: t[:3],
-        "depth_features: expected shape [B*N, D, H, W] = [3, 3, 2, 3], got [4, 3, 2, 3]",
+    wrong_shape(
+        "context_width", CONTEXT, lambda t: t[..., :1], "[B*N, D, H, W] = [4, 3, 2, 1]", "[4, 3, 2, 3]", "depth_features"
     ),
-    _value(
-        "context_height",
-        CONTEXT,
-        lambda t: t[:, :, :1],
-        "depth_features: expected shape [B*N, D, H, W] = [4, 3, 1, 3], got [4, 3, 2, 3]",
-    ),
-    _value(
-        "context_width",
-        CONTEXT,
-        lambda t: t[..., :1],
-        "depth_features: expected shape [B*N, D, H, W] = [4, 3, 2, 1], got [4, 3, 2, 3]",
-    ),
-    _value("context_rank", CONTEXT, lambda t: t[0], "context_features: expected shape [B*N, C, H, W], got [4, 2, 3]"),
-    _type("geom_float", "geom_xyz", lambda t: t.float(), "geom_xyz: expected dtype int32, int64, got float32"),
-    _type("geom_none", "geom_xyz", lambda t: None, "geom_xyz: expected a torch.Tensor, got NoneType"),
-    _type("depth_int", DEPTH, lambda t: t.int(), "depth_features: expected dtype float32, bfloat16, float16, got int32"),
-    _type(
-        "context_int",
-        CONTEXT,
-        lambda t: t.int(),
-        "context_features: expected dtype float32, bfloat16, float16, float64, got int32",
-    ),
-    _type(
-        "context_complex",
-        CONTEXT,
-        lambda t: t.to(torch.complex64),
-        "context_features: expected dtype float32, bfloat16, float16, float64, got complex64",
-    ),
-    _type("context_none", CONTEXT, lambda t: None, "context_features: expected a torch.Tensor, got NoneType"),
-    _value(
-        "geom_meta",
-        "geom_xyz",
-        lambda t: t.to("meta"),
-        "geom_xyz: expected device {device} (that of context_features), got meta",
-    ),
-    _value(
-        "depth_meta",
-        DEPTH,
-        lambda t: t.to("meta"),
-        "depth_features: expected device {device} (that of context_features), got meta",
-    ),
-    _value("voxel_num_two", "voxel_num", lambda n: n[:2], "voxel_num: expected 3 integers, got [4, 3]"),
-    _value(
-        "voxel_num_negative",
-        "voxel_num",
-        lambda n: (n[0], -1, n[2]),
-        "voxel_num: expected sizes of at least 0, got [4, -1, 2]",
-    ),
-    _type("voxel_num_float", "voxel_num", lambda n: (n[0], 2.5, n[2]), "voxel_num: expected 3 integers, got [4, 2.5, 2]"),
+    wrong_shape("context_rank", CONTEXT, lambda t: t[0], "[B*N, C, H, W]", "[4, 2, 3]"),
+    wrong_type("geom_float", "geom_xyz", lambda t: t.float(), "dtype int32, int64", "float32"),
+    wrong_type("geom_none", "geom_xyz", lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("depth_int", DEPTH, lambda t: t.int(), NARROW, "int32"),
+    wrong_type("context_int", CONTEXT, lambda t: t.int(), STORAGE, "int32"),
+    wrong_type("context_complex", CONTEXT, lambda t: t.to(torch.complex64), STORAGE, "complex64"),
+    wrong_type("context_none", CONTEXT, lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_device("geom_meta", "geom_xyz", "context_features"),
+    wrong_device("depth_meta", DEPTH, "context_features"),
+    wrong_value("voxel_num_two", "voxel_num", lambda n: n[:2], "3 integers", "[4, 3]"),
+    wrong_value("voxel_num_negative", "voxel_num", lambda n: (n[0], -1, n[2]), "sizes of at least 0", "[4, -1, 2]"),
+    wrong_type("voxel_num_float", "voxel_num", lambda n: (n[0], 2.5, n[2]), "3 integers", "[4, 2.5, 2]"),
 )

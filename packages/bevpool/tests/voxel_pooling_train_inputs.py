@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from muspace_core.testing.cases import Arguments, Case, EmptyCase
-from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.refusals import STORAGE, refused, wrong_device, wrong_shape, wrong_type, wrong_value
 
-refusals = load_sibling(__file__, "pool_refusals")
 Places = Callable[[np.random.Generator, tuple[int, ...], np.ndarray], np.ndarray]
 
 
@@ -91,54 +90,37 @@ EMPTY = (
     ],
 )
 
-_value, _type = refusals.wrong_value, refusals.wrong_type
 ERRORS = (
-    _value("geom_columns", "geom_xyz", lambda t: t[..., :2]),
-    _value("geom_flat", "geom_xyz", lambda t: t[0, 0]),
-    _value(
+    refused("geom_columns", "geom_xyz", lambda t: t[..., :2]),
+    refused("geom_flat", "geom_xyz", lambda t: t[0, 0]),
+    wrong_value(
         "features_points",
         "input_features",
         lambda t: t[:, :5],
-        "geom_xyz: expected 5 points for each of 2 batch items, those of input_features, got shape [2, 12, 3]",
+        "5 points for each of 2 batch items, those of input_features",
+        "shape [2, 12, 3]",
+        "geom_xyz",
     ),
-    _value(
+    wrong_value(
         "features_batch",
         "input_features",
         lambda t: t[:1],
-        "geom_xyz: expected 12 points for each of 1 batch items, those of input_features, got shape [2, 12, 3]",
-    ),
-    _value("features_flat", "input_features", lambda t: t[0, 0], "input_features: expected shape [B, ..., C], got [4]"),
-    _type("geom_float", "geom_xyz", lambda t: t.float(), "geom_xyz: expected dtype int32, int64, got float32"),
-    _type("geom_int16", "geom_xyz", lambda t: t.short(), "geom_xyz: expected dtype int32, int64, got int16"),
-    _type("geom_list", "geom_xyz", lambda t: t.tolist(), "geom_xyz: expected a torch.Tensor, got list"),
-    _type("geom_none", "geom_xyz", lambda t: None, "geom_xyz: expected a torch.Tensor, got NoneType"),
-    _type(
-        "features_int",
-        "input_features",
-        lambda t: t.int(),
-        "input_features: expected dtype float32, bfloat16, float16, float64, got int32",
-    ),
-    _type(
-        "features_complex",
-        "input_features",
-        lambda t: t.to(torch.complex64),
-        "input_features: expected dtype float32, bfloat16, float16, float64, got complex64",
-    ),
-    _type("features_none", "input_features", lambda t: None, "input_features: expected a torch.Tensor, got NoneType"),
-    _value(
-        "geom_meta",
+        "12 points for each of 1 batch items, those of input_features",
+        "shape [2, 12, 3]",
         "geom_xyz",
-        lambda t: t.to("meta"),
-        "geom_xyz: expected device {device} (that of input_features), got meta",
     ),
-    _value("voxel_num_two", "voxel_num", lambda n: n[:2], "voxel_num: expected 3 integers, got [4, 3]"),
-    _value("voxel_num_four", "voxel_num", lambda n: (*n, 1), "voxel_num: expected 3 integers, got [4, 3, 2, 1]"),
-    _value(
-        "voxel_num_negative",
-        "voxel_num",
-        lambda n: (n[0], -1, n[2]),
-        "voxel_num: expected sizes of at least 0, got [4, -1, 2]",
-    ),
-    _type("voxel_num_float", "voxel_num", lambda n: (n[0], 2.5, n[2]), "voxel_num: expected 3 integers, got [4, 2.5, 2]"),
-    _type("voxel_num_none", "voxel_num", lambda n: None, "voxel_num: expected 3 integers, got None"),
+    wrong_shape("features_flat", "input_features", lambda t: t[0, 0], "[B, ..., C]", "[4]"),
+    wrong_type("geom_float", "geom_xyz", lambda t: t.float(), "dtype int32, int64", "float32"),
+    wrong_type("geom_int16", "geom_xyz", lambda t: t.short(), "dtype int32, int64", "int16"),
+    wrong_type("geom_list", "geom_xyz", lambda t: t.tolist(), "a torch.Tensor", "list"),
+    wrong_type("geom_none", "geom_xyz", lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("features_int", "input_features", lambda t: t.int(), STORAGE, "int32"),
+    wrong_type("features_complex", "input_features", lambda t: t.to(torch.complex64), STORAGE, "complex64"),
+    wrong_type("features_none", "input_features", lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_device("geom_meta", "geom_xyz", "input_features"),
+    wrong_value("voxel_num_two", "voxel_num", lambda n: n[:2], "3 integers", "[4, 3]"),
+    wrong_value("voxel_num_four", "voxel_num", lambda n: (*n, 1), "3 integers", "[4, 3, 2, 1]"),
+    wrong_value("voxel_num_negative", "voxel_num", lambda n: (n[0], -1, n[2]), "sizes of at least 0", "[4, -1, 2]"),
+    wrong_type("voxel_num_float", "voxel_num", lambda n: (n[0], 2.5, n[2]), "3 integers", "[4, 2.5, 2]"),
+    wrong_type("voxel_num_none", "voxel_num", lambda n: None, "3 integers", "None"),
 )

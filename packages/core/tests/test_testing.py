@@ -139,6 +139,15 @@ def test_absent_data_is_a_reason_to_skip(tmp_path: Path) -> None:
     reason = golden.absence_reason(tmp_path)
     assert reason and "MUSPACE_TEST_DATA" in reason
     assert golden.golden_cases("toy", tmp_path) == []
+    assert [p.id for p in golden.golden_parameters([])] == ["absent"]
+    named, skips = golden.golden_marks(tmp_path)
+    assert named.name == "golden" and skips.args == (True,) and skips.kwargs == {"reason": reason}
+
+
+def test_present_data_is_not_skipped(data: Path) -> None:
+    parameters = golden.golden_parameters(golden.golden_cases("toy", data), pytest.mark.slow)
+    assert [p.id for p in parameters] == ["toy-one", "toy-lost"] and all(p.marks == (pytest.mark.slow,) for p in parameters)
+    assert golden.golden_marks(data)[1].args == (False,)
 
 
 def test_measured_nondeterminism_widens_a_tolerance(data: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from muspace_core.testing.cases import Arguments, Case, EmptyCase, ErrorCase
+from muspace_core.testing.cases import Arguments, Case, EmptyCase
+from muspace_core.testing.refusals import NARROW, STORAGE, number_at, put, wrong_device, wrong_shape, wrong_type, wrong_value
 
 ARGUMENTS = ("mc_ms_feat", "spatial_shape", "scale_start_index", "sampling_location", "weights")
 
@@ -149,85 +150,50 @@ def _cut(axis: str) -> Callable[[Arguments], Arguments]:
 EMPTY = tuple(EmptyCase(name, _cut(name)) for name in ("batch", "anchors", "points", "channels", "cameras", "scales"))
 
 
-def _set(name: str, change: Callable[[torch.Tensor], Any]) -> Callable[[Arguments], None]:
-    def apply(tensors: Arguments) -> None:
-        tensors[name] = change(tensors[name])
-
-    return apply
-
-
-def _contents(name: str, at: tuple[int, ...], number: int) -> Callable[[Arguments], None]:
-    def apply(tensors: Arguments) -> None:
-        tensors[name] = tensors[name].clone()
-        tensors[name][at] = number
-
-    return apply
-
-
 F, S, T, L, W = ARGUMENTS
-STORAGE = "dtype float32, bfloat16, float16, float64"
-NARROW = "dtype float32, bfloat16, float16"
-
-
-def _refused(
-    name: str, change: Callable[[Arguments], None], message: str, exception: type[Exception] = ValueError
-) -> ErrorCase:
-    return ErrorCase(name, change, exception, message)
-
-
-def _wrong_type(name: str, argument: str, change: Callable[[torch.Tensor], Any], expected: str, got: str) -> ErrorCase:
-    return _refused(name, _set(argument, change), f"{argument}: expected {expected}, got {got}", TypeError)
-
-
-def _wrong_shape(name: str, argument: str, change: Callable[[torch.Tensor], Any], expected: str, got: str) -> ErrorCase:
-    return _refused(name, _set(argument, change), f"{argument}: expected shape {expected}, got {got}")
 
 
 _LOCATIONS, _WEIGHTS = "[B, A, P, cams, 2] = [2, 3, 2, 2, 2]", "[B, A, P, cams, scales, G] = [2, 3, 2, 2, 2, 2]"
 
 #: Messages are exact; ``{device}`` is the device under test.
 ERRORS = (
-    _wrong_shape("feat_rank", F, lambda t: t[0], "[B, F, C]", "[48, 8]"),
-    _wrong_shape("shape_rank", S, lambda t: t[0], "[cams, scales, 2]", "[2, 2]"),
-    _wrong_shape("shape_width", S, lambda t: t[..., :1], "[cams, scales, 2]", "[2, 2, 1]"),
-    _wrong_shape("starts_rank", T, lambda t: t[0], "[cams, scales] = [2, 2]", "[2]"),
-    _wrong_shape("starts_scales", T, lambda t: t[:, :1], "[cams, scales] = [2, 2]", "[2, 1]"),
-    _wrong_shape("location_rank", L, lambda t: t[0], "[B, A, P, cams, 2]", "[3, 2, 2, 2]"),
-    _wrong_shape("location_cameras", L, lambda t: t[:, :, :, :1], _LOCATIONS, "[2, 3, 2, 1, 2]"),
-    _wrong_shape("location_batch", L, lambda t: t[:1], _LOCATIONS, "[1, 3, 2, 2, 2]"),
-    _wrong_shape("location_last", L, lambda t: t[..., [0, 1, 1]], _LOCATIONS, "[2, 3, 2, 2, 3]"),
-    _wrong_shape("weights_rank", W, lambda t: t[0], "[B, A, P, cams, scales, G]", "[3, 2, 2, 2, 2]"),
-    _wrong_shape("weights_scales", W, lambda t: t[:, :, :, :, :1], _WEIGHTS, "[2, 3, 2, 2, 1, 2]"),
-    _wrong_shape("weights_anchors", W, lambda t: t[:, :2], _WEIGHTS, "[2, 2, 2, 2, 2, 2]"),
+    wrong_shape("feat_rank", F, lambda t: t[0], "[B, F, C]", "[48, 8]"),
+    wrong_shape("shape_rank", S, lambda t: t[0], "[cams, scales, 2]", "[2, 2]"),
+    wrong_shape("shape_width", S, lambda t: t[..., :1], "[cams, scales, 2]", "[2, 2, 1]"),
+    wrong_shape("starts_rank", T, lambda t: t[0], "[cams, scales] = [2, 2]", "[2]"),
+    wrong_shape("starts_scales", T, lambda t: t[:, :1], "[cams, scales] = [2, 2]", "[2, 1]"),
+    wrong_shape("location_rank", L, lambda t: t[0], "[B, A, P, cams, 2]", "[3, 2, 2, 2]"),
+    wrong_shape("location_cameras", L, lambda t: t[:, :, :, :1], _LOCATIONS, "[2, 3, 2, 1, 2]"),
+    wrong_shape("location_batch", L, lambda t: t[:1], _LOCATIONS, "[1, 3, 2, 2, 2]"),
+    wrong_shape("location_last", L, lambda t: t[..., [0, 1, 1]], _LOCATIONS, "[2, 3, 2, 2, 3]"),
+    wrong_shape("weights_rank", W, lambda t: t[0], "[B, A, P, cams, scales, G]", "[3, 2, 2, 2, 2]"),
+    wrong_shape("weights_scales", W, lambda t: t[:, :, :, :, :1], _WEIGHTS, "[2, 3, 2, 2, 1, 2]"),
+    wrong_shape("weights_anchors", W, lambda t: t[:, :2], _WEIGHTS, "[2, 2, 2, 2, 2, 2]"),
     # A kernel that divides C by G would give the last channels to a group that does not exist.
-    _refused(
-        "groups_do_not_divide",
-        _set(W, lambda t: t[..., [0, 1, 1]]),
-        f"{W}: expected a number of groups G that divides C = 8, got G = 3",
-    ),
-    _refused("no_groups", _set(W, lambda t: t[..., :0]), f"{W}: expected a number of groups G that divides C = 8, got G = 0"),
-    _wrong_type("feat_int", F, lambda t: t.int(), STORAGE, "int32"),
-    _wrong_type("feat_complex", F, lambda t: t.to(torch.complex64), STORAGE, "complex64"),
-    _wrong_type("location_int", L, lambda t: t.long(), NARROW, "int64"),
-    _wrong_type("location_double", L, lambda t: t.double(), NARROW, "float64"),
-    _wrong_type("weights_int", W, lambda t: t.int(), NARROW, "int32"),
-    _wrong_type("weights_double", W, lambda t: t.double(), NARROW, "float64"),
-    _wrong_type("shape_float", S, lambda t: t.float(), "dtype int64, int32", "float32"),
-    _wrong_type("starts_float", T, lambda t: t.float(), "dtype int64, int32", "float32"),
-    _wrong_type("feat_array", F, lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
-    _wrong_type("location_none", L, lambda t: None, "a torch.Tensor", "NoneType"),
-    _wrong_type("weights_number", W, lambda t: 1.0, "a torch.Tensor", "float"),
-    _refused("location_meta", _set(L, lambda t: t.to("meta")), f"{L}: expected device {{device}} (that of {F}), got meta"),
-    _refused("weights_meta", _set(W, lambda t: t.to("meta")), f"{W}: expected device {{device}} (that of {F}), got meta"),
-    _refused("shape_meta", _set(S, lambda t: t.to("meta")), f"{S}: expected device {{device}} (that of {F}), got meta"),
+    wrong_value("groups_do_not_divide", W, lambda t: t[..., [0, 1, 1]], "a number of groups G that divides C = 8", "G = 3"),
+    wrong_value("no_groups", W, lambda t: t[..., :0], "a number of groups G that divides C = 8", "G = 0"),
+    wrong_type("feat_int", F, lambda t: t.int(), STORAGE, "int32"),
+    wrong_type("feat_complex", F, lambda t: t.to(torch.complex64), STORAGE, "complex64"),
+    wrong_type("location_int", L, lambda t: t.long(), NARROW, "int64"),
+    wrong_type("location_double", L, lambda t: t.double(), NARROW, "float64"),
+    wrong_type("weights_int", W, lambda t: t.int(), NARROW, "int32"),
+    wrong_type("weights_double", W, lambda t: t.double(), NARROW, "float64"),
+    wrong_type("shape_float", S, lambda t: t.float(), "dtype int64, int32", "float32"),
+    wrong_type("starts_float", T, lambda t: t.float(), "dtype int64, int32", "float32"),
+    wrong_type("feat_array", F, lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
+    wrong_type("location_none", L, lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("weights_number", W, lambda t: 1.0, "a torch.Tensor", "float"),
+    wrong_device("location_meta", L, F),
+    wrong_device("weights_meta", W, F),
+    wrong_device("shape_meta", S, F),
 )
 
 #: Contents that a cpu tensor, or any tensor under MUSPACE_CHECK=1, is refused for: the change, and what the message must name.
 CONTENTS = {
-    "negative_height": (_contents(S, (0, 0, 0), -4), S),
-    "zero_width": (_contents(S, (1, 0, 1), 0), S),
-    "too_tall": (_contents(S, (1, 1, 0), 40), T),
-    "beyond_the_rows": (_contents(T, (1, 1), 46), T),
-    "negative_start": (_contents(T, (0, 1), -1), T),
-    "overflowing": (_contents(S, (0, 0), 1 << 31), S),
+    "negative_height": (put(S, number_at((0, 0, 0), -4)), S),
+    "zero_width": (put(S, number_at((1, 0, 1), 0)), S),
+    "too_tall": (put(S, number_at((1, 1, 0), 40)), T),
+    "beyond_the_rows": (put(T, number_at((1, 1), 46)), T),
+    "negative_start": (put(T, number_at((0, 1), -1)), T),
+    "overflowing": (put(S, number_at((0, 0), 1 << 31)), S),
 }

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from muspace_core.testing.cases import Arguments, Case, EmptyCase, ErrorCase
+from muspace_core.testing.refusals import NARROW, STORAGE, number_at, wrong_device, wrong_shape, wrong_type, wrong_value
 
 ARGUMENTS = ("value", "spatial_shapes", "level_start_index", "sampling_locations", "attention_weights")
 
@@ -161,13 +161,6 @@ EMPTY = tuple(
 )
 
 
-def _set(name: str, change: Callable[[torch.Tensor], Any]) -> Callable[[Arguments], None]:
-    def apply(tensors: Arguments) -> None:
-        tensors[name] = change(tensors[name])
-
-    return apply
-
-
 def _levels(count: int) -> Callable[[Arguments], None]:
     """Keeps the first ``count`` levels of the shapes and of value, and leaves locations and weights as they are."""
 
@@ -180,31 +173,7 @@ def _levels(count: int) -> Callable[[Arguments], None]:
     return apply
 
 
-def _contents(name: str, at: tuple[int, ...], number: int) -> Callable[[Arguments], None]:
-    def apply(tensors: Arguments) -> None:
-        tensors[name] = tensors[name].clone()
-        tensors[name][at] = number
-
-    return apply
-
-
 L, W = "sampling_locations", "attention_weights"
-STORAGE = "dtype float32, bfloat16, float16, float64"
-NARROW = "dtype float32, bfloat16, float16"
-
-
-def _refused(
-    name: str, change: Callable[[Arguments], None], message: str, exception: type[Exception] = ValueError
-) -> ErrorCase:
-    return ErrorCase(name, change, exception, message)
-
-
-def _wrong_type(name: str, argument: str, change: Callable[[torch.Tensor], Any], expected: str, got: str) -> ErrorCase:
-    return _refused(name, _set(argument, change), f"{argument}: expected {expected}, got {got}", TypeError)
-
-
-def _wrong_shape(name: str, argument: str, change: Callable[[torch.Tensor], Any], expected: str, got: str) -> ErrorCase:
-    return _refused(name, _set(argument, change), f"{argument}: expected shape {expected}, got {got}")
 
 
 _AXES, _SIZES = "[B, Q, H, L, P, 2]", "[B, Q, H, L, P, 2] = [2, 3, 2, 2, 2, 2]"
@@ -213,80 +182,75 @@ _ALIAS = "(legacy_level_alias=True reproduces checkpoints trained so)"
 
 #: Messages are exact; ``{device}`` is the device under test.
 ERRORS = (
-    _wrong_shape("value_rank", "value", lambda t: t[0], "[B, S, H, D]", "[26, 2, 4]"),
-    _wrong_shape("shapes_rank", "spatial_shapes", lambda t: t[0], "[L, 2]", "[2]"),
-    _wrong_shape("shapes_width", "spatial_shapes", lambda t: t[:, [0, 1, 1]], "[L, 2]", "[2, 3]"),
-    _wrong_shape("locations_rank", L, lambda t: t[0], _AXES, "[3, 2, 2, 2, 2]"),
-    _wrong_shape("locations_last", L, lambda t: t[..., [0, 1, 1]], _AXES, "[2, 3, 2, 2, 2, 3]"),
-    _wrong_shape("locations_batch", L, lambda t: t[:1], _SIZES, "[1, 3, 2, 2, 2, 2]"),
-    _wrong_shape("locations_heads", L, lambda t: t[:, :, :1], _SIZES, "[2, 3, 1, 2, 2, 2]"),
-    _wrong_shape("weights_rank", W, lambda t: t[0], _WEIGHTS, "[3, 2, 2, 2]"),
-    _wrong_shape("weights_points", W, lambda t: t[..., :1], _WEIGHTS, "[2, 3, 2, 2, 1]"),
-    _wrong_shape("weights_queries", W, lambda t: t[:, :2], _WEIGHTS, "[2, 2, 2, 2, 2]"),
-    _wrong_shape("starts_length", "level_start_index", lambda t: t[:1], "[L] = [2]", "[1]"),
-    _wrong_shape("starts_rank", "level_start_index", lambda t: t[None], "[L] = [2]", "[1, 2]"),
+    wrong_shape("value_rank", "value", lambda t: t[0], "[B, S, H, D]", "[26, 2, 4]"),
+    wrong_shape("shapes_rank", "spatial_shapes", lambda t: t[0], "[L, 2]", "[2]"),
+    wrong_shape("shapes_width", "spatial_shapes", lambda t: t[:, [0, 1, 1]], "[L, 2]", "[2, 3]"),
+    wrong_shape("locations_rank", L, lambda t: t[0], _AXES, "[3, 2, 2, 2, 2]"),
+    wrong_shape("locations_last", L, lambda t: t[..., [0, 1, 1]], _AXES, "[2, 3, 2, 2, 2, 3]"),
+    wrong_shape("locations_batch", L, lambda t: t[:1], _SIZES, "[1, 3, 2, 2, 2, 2]"),
+    wrong_shape("locations_heads", L, lambda t: t[:, :, :1], _SIZES, "[2, 3, 1, 2, 2, 2]"),
+    wrong_shape("weights_rank", W, lambda t: t[0], _WEIGHTS, "[3, 2, 2, 2]"),
+    wrong_shape("weights_points", W, lambda t: t[..., :1], _WEIGHTS, "[2, 3, 2, 2, 1]"),
+    wrong_shape("weights_queries", W, lambda t: t[:, :2], _WEIGHTS, "[2, 2, 2, 2, 2]"),
+    wrong_shape("starts_length", "level_start_index", lambda t: t[:1], "[L] = [2]", "[1]"),
+    wrong_shape("starts_rank", "level_start_index", lambda t: t[None], "[L] = [2]", "[1, 2]"),
     # Both counts, by name: a kernel that takes L from the shapes would silently read other queries' points.
-    _refused(
+    ErrorCase(
         "fewer_levels_in_shapes",
         _levels(1),
+        ValueError,
         f"{L}: expected L = 1 levels, the rows of spatial_shapes, got L = 2 levels {_ALIAS}",
     ),
-    _refused(
-        "fewer_levels_in_locations",
-        _set(L, lambda t: t[:, :, :, :1]),
-        f"{L}: expected L = 2 levels, the rows of spatial_shapes, got L = 1 levels",
+    wrong_value(
+        "fewer_levels_in_locations", L, lambda t: t[:, :, :, :1], "L = 2 levels, the rows of spatial_shapes", "L = 1 levels"
     ),
-    _wrong_type("value_int", "value", lambda t: t.int(), STORAGE, "int32"),
-    _wrong_type("value_bool", "value", lambda t: t > 0, STORAGE, "bool"),
-    _wrong_type("value_complex", "value", lambda t: t.to(torch.complex64), STORAGE, "complex64"),
-    _wrong_type("value_float8", "value", lambda t: t.to(torch.float8_e4m3fn), STORAGE, "float8_e4m3fn"),
-    _wrong_type("locations_int", L, lambda t: t.long(), NARROW, "int64"),
-    _wrong_type("locations_complex", L, lambda t: t.to(torch.complex64), NARROW, "complex64"),
-    _wrong_type("locations_double", L, lambda t: t.double(), NARROW, "float64"),
-    _wrong_type("weights_int", W, lambda t: t.int(), NARROW, "int32"),
-    _wrong_type("weights_double", W, lambda t: t.double(), NARROW, "float64"),
-    _wrong_type("shapes_float", "spatial_shapes", lambda t: t.float(), "dtype int64, int32", "float32"),
-    _wrong_type("starts_float", "level_start_index", lambda t: t.float(), "dtype int64, int32", "float32"),
-    _wrong_type("value_array", "value", lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
-    _wrong_type("value_none", "value", lambda t: None, "a torch.Tensor", "NoneType"),
-    _wrong_type("locations_list", L, lambda t: t.tolist(), "a torch.Tensor", "list"),
-    _wrong_type("weights_number", W, lambda t: 1.0, "a torch.Tensor", "float"),
-    _refused("locations_meta", _set(L, lambda t: t.to("meta")), f"{L}: expected device {{device}} (that of value), got meta"),
-    _refused("weights_meta", _set(W, lambda t: t.to("meta")), f"{W}: expected device {{device}} (that of value), got meta"),
-    _refused(
-        "shapes_meta",
-        _set("spatial_shapes", lambda t: t.to("meta")),
-        "spatial_shapes: expected device {device} (that of value), got meta",
-    ),
-    _refused(
-        "value_meta",
-        _set("value", lambda t: t.to("meta")),
-        "spatial_shapes: expected device meta (that of value), got {device}",
-    ),
+    wrong_type("value_int", "value", lambda t: t.int(), STORAGE, "int32"),
+    wrong_type("value_bool", "value", lambda t: t > 0, STORAGE, "bool"),
+    wrong_type("value_complex", "value", lambda t: t.to(torch.complex64), STORAGE, "complex64"),
+    wrong_type("value_float8", "value", lambda t: t.to(torch.float8_e4m3fn), STORAGE, "float8_e4m3fn"),
+    wrong_type("locations_int", L, lambda t: t.long(), NARROW, "int64"),
+    wrong_type("locations_complex", L, lambda t: t.to(torch.complex64), NARROW, "complex64"),
+    wrong_type("locations_double", L, lambda t: t.double(), NARROW, "float64"),
+    wrong_type("weights_int", W, lambda t: t.int(), NARROW, "int32"),
+    wrong_type("weights_double", W, lambda t: t.double(), NARROW, "float64"),
+    wrong_type("shapes_float", "spatial_shapes", lambda t: t.float(), "dtype int64, int32", "float32"),
+    wrong_type("starts_float", "level_start_index", lambda t: t.float(), "dtype int64, int32", "float32"),
+    wrong_type("value_array", "value", lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
+    wrong_type("value_none", "value", lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("locations_list", L, lambda t: t.tolist(), "a torch.Tensor", "list"),
+    wrong_type("weights_number", W, lambda t: 1.0, "a torch.Tensor", "float"),
+    wrong_device("locations_meta", L, "value"),
+    wrong_device("weights_meta", W, "value"),
+    wrong_device("shapes_meta", "spatial_shapes", "value"),
+    wrong_value("value_meta", "value", lambda t: t.to("meta"), "device meta (that of value)", "{device}", "spatial_shapes"),
 )
 
-_ROWS = "rows inside the 26 rows of value, got start"
+_INSIDE = "rows inside the 26 rows of value"
 #: Contents that a list or cpu tensor, or any tensor under MUSPACE_CHECK=1, is refused for.
 CONTENTS = (
-    _refused(
-        "negative_height",
-        _contents("spatial_shapes", (0, 0), -4),
-        "spatial_shapes[0]: expected positive height and width, got (-4, 5)",
+    wrong_value(
+        "negative_height", "spatial_shapes", number_at((0, 0), -4), "positive height and width", "(-4, 5)", "spatial_shapes[0]"
     ),
-    _refused(
-        "too_tall", _contents("spatial_shapes", (0, 0), 40), f"level_start_index[0]: expected a level of 40 x 5 {_ROWS} 0"
+    wrong_value(
+        "too_tall", "spatial_shapes", number_at((0, 0), 40), f"a level of 40 x 5 {_INSIDE}", "start 0", "level_start_index[0]"
     ),
-    _refused(
+    wrong_value(
         "overflowing",
-        _contents("spatial_shapes", (0,), 1 << 32),
-        "spatial_shapes[0]: expected height and width up to 16777216, got (4294967296, 4294967296)",
+        "spatial_shapes",
+        number_at(0, 1 << 32),
+        "height and width up to 16777216",
+        "(4294967296, 4294967296)",
+        "spatial_shapes[0]",
     ),
-    _refused(
+    wrong_value(
         "negative_start",
-        _contents("level_start_index", (1,), -1),
-        f"level_start_index[1]: expected a level of 2 x 3 {_ROWS} -1",
+        "level_start_index",
+        number_at(1, -1),
+        f"a level of 2 x 3 {_INSIDE}",
+        "start -1",
+        "level_start_index[1]",
     ),
-    _refused(
-        "late_start", _contents("level_start_index", (1,), 21), f"level_start_index[1]: expected a level of 2 x 3 {_ROWS} 21"
+    wrong_value(
+        "late_start", "level_start_index", number_at(1, 21), f"a level of 2 x 3 {_INSIDE}", "start 21", "level_start_index[1]"
     ),
 )

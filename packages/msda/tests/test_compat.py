@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from muspace_core import get_last_dispatch_report
+from muspace_core.testing.calls import as_tensors, represented
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.plugin import load_sibling
 from muspace_msda import compat, multi_scale_deformable_attn
@@ -24,8 +25,7 @@ pytestmark = pytest.mark.backends("cpu", "emu", "cuda", "hip", "musa")
 
 
 def _tensors(device: str, **sizes: int) -> list[torch.Tensor]:
-    made = [torch.from_numpy(a) for a in inputs.attention("compat", **sizes).values()]
-    return [(t.float() if t.is_floating_point() else t).to(device) for t in made]
+    return list(as_tensors(inputs.attention("compat", **sizes), device).values())
 
 
 # ---- functions -----------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_six_positional_arguments(name: str, backend: str, device: str) -> None:
 def test_a_batch_of_96_with_a_step_of_64(backend: str, device: str) -> None:
     arguments = _tensors(device, batch=96, queries=1, heads=1, channels=2, points=1)
     output = compat.MultiScaleDeformableAttnFunction.apply(*arguments, 64)
-    exact = [t.cpu().double().numpy() if t.is_floating_point() else t.cpu().numpy() for t in arguments]
+    exact = [represented(t) for t in arguments]
     assert_close(output, oracle.forward(*exact), 2e-6)
 
 
@@ -102,7 +102,7 @@ def test_half_value_with_float_locations(backend: str, device: str) -> None:
     arguments[0] = arguments[0].half()
     output = compat.MultiScaleDeformableAttnFunction.apply(*arguments, 64)
     assert output.dtype == torch.float16
-    exact = [t.cpu().double().numpy() if t.is_floating_point() else t.cpu().numpy() for t in arguments]
+    exact = [represented(t) for t in arguments]
     assert_close(output, oracle.forward(*exact), 5e-4)
 
 

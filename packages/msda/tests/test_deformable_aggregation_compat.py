@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from muspace_core import get_last_dispatch_report
+from muspace_core.testing.calls import as_tensors, represented
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.plugin import load_sibling
 from muspace_msda import compat, deformable_aggregation
@@ -22,8 +23,7 @@ pytestmark = pytest.mark.backends("cpu", "emu", "cuda", "hip", "musa")
 
 
 def _tensors(device: str, **sizes) -> list[torch.Tensor]:
-    made = [torch.from_numpy(a) for a in inputs.aggregation("compat", **sizes).values()]
-    return [(t.float() if t.is_floating_point() else t).to(device) for t in made]
+    return list(as_tensors(inputs.aggregation("compat", **sizes), device).values())
 
 
 def _maps(device: str, cameras: int = 3, batch: int = 2, sizes=((4, 6), (2, 3), (1, 2))) -> list[torch.Tensor]:
@@ -190,7 +190,7 @@ def test_sixteen_bits_become_float(dtype: torch.dtype, backend: str, device: str
     arguments[0] = arguments[0].to(dtype).requires_grad_()
     output = compat.DeformableAggregationFunction.apply(*arguments)
     assert output.dtype == torch.float32
-    exact = [t.detach().cpu().double().numpy() if t.is_floating_point() else t.cpu().numpy() for t in arguments]
+    exact = [represented(t) for t in arguments]
     assert_close(output, oracle.forward(*exact), 3e-6)
     output.sum().backward()
     assert arguments[0].grad is not None and arguments[0].grad.dtype == dtype
@@ -205,8 +205,7 @@ def test_names_resolve_from_the_package() -> None:
 @pytest.mark.backends("cpu")
 def test_the_compat_function_refuses_what_the_operator_refuses() -> None:
     """Tables beyond 32 bits are not wrapped on the way, and a gradient buffer of another shape loses nothing."""
-    arguments = [torch.from_numpy(a) for a in inputs.aggregation("compat").values()]
-    feat, shapes, starts, location, weights = [a.float() if a.is_floating_point() else a.long() for a in arguments]
+    feat, shapes, starts, location, weights = _tensors("cpu")
     with pytest.raises(ValueError, match=r"^spatial_shape\["):
         compat.deformable_aggregation_function(feat, shapes + 2**32, starts, location, weights)
     buffers = [torch.zeros_like(feat), torch.zeros_like(location), torch.zeros(1)]

@@ -7,23 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from muspace_core import get_last_dispatch_report
+from muspace_core.testing.calls import as_tensors, on_backend
 from muspace_core.testing.plugin import load_sibling
 from muspace_msda import deformable_aggregation
-from muspace_msda._spec import DEFORMABLE_AGGREGATION
 
 inputs = load_sibling(__file__, "deformable_aggregation_inputs")
-
-
-def _call(under_test: str, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    if under_test == "reference":
-        keywords.setdefault("backend", "reference")
-    return deformable_aggregation(*arguments, **keywords)
+_call = on_backend(deformable_aggregation)
 
 
 def _tensors(device: str) -> dict[str, torch.Tensor]:
-    arguments = {k: torch.from_numpy(v) for k, v in inputs.aggregation("tiny", batch=2).items()}
-    return {k: (v.float() if v.is_floating_point() else v).to(device) for k, v in arguments.items()}
+    return as_tensors(inputs.aggregation("tiny", batch=2), device)
 
 
 @pytest.mark.parametrize("name", inputs.CONTENTS)
@@ -84,14 +77,6 @@ def test_a_table_changed_in_place_is_read_anew(backend: str, device: str) -> Non
             _call(backend, *tensors.values())
 
 
-@pytest.mark.backends("emu", "cuda", "hip", "musa")
-def test_float64_is_for_the_cpu(backend: str, device: str) -> None:
-    tensors = {k: v.double() if v.is_floating_point() else v for k, v in _tensors(device).items()}
-    assert "float64" not in DEFORMABLE_AGGREGATION.dtypes[backend]
-    with pytest.raises((TypeError, RuntimeError), match="float64"):
-        _call(backend, *tensors.values(), backend=backend)
-
-
 @pytest.mark.parametrize("count", [0, 1, 3, 4])
 def test_too_few_arguments(count: int, backend: str, device: str) -> None:
     with pytest.raises(TypeError):
@@ -110,13 +95,3 @@ def test_malformed_start_lists(starts: Any, backend: str, device: str) -> None:
     feat, shapes, _, locations, weights = _tensors(device).values()
     with pytest.raises((ValueError, TypeError), match=r"^scale_start_index"):
         _call(backend, feat, shapes, starts, locations, weights)
-
-
-def test_a_refused_call_leaves_the_last_report(backend: str, device: str) -> None:
-    tensors = _tensors(device)
-    _call(backend, *tensors.values())
-    before = get_last_dispatch_report()
-    tensors["weights"] = tensors["weights"][..., :0]
-    with pytest.raises(ValueError):
-        _call(backend, *tensors.values())
-    assert get_last_dispatch_report() == before

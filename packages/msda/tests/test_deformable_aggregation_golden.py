@@ -6,23 +6,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from muspace_core.testing.calls import on_backend
 from muspace_core.testing.compare import assert_close
-from muspace_core.testing.golden import GoldenCase, absence_reason, data_root, golden_cases
+from muspace_core.testing.golden import GoldenCase, data_root, golden_cases, golden_marks, golden_parameters
 from muspace_core.testing.plugin import load_sibling
 from muspace_msda import deformable_aggregation
 
 oracle = load_sibling(__file__, "deformable_aggregation_oracle")
 inputs = load_sibling(__file__, "deformable_aggregation_inputs")
 ROOT = data_root(__file__)
-ABSENT = absence_reason(ROOT)
 GOLDEN = golden_cases("deformable_aggregation", ROOT)
 #: Peak-relative, ours against upstream's fp32 kernel, which sums with float atomics.
 OUTPUT, GRADIENT = 3e-6, 2e-5
 
-pytestmark = [pytest.mark.golden, pytest.mark.skipif(ABSENT is not None, reason=ABSENT or "")]
+pytestmark = golden_marks(ROOT)
 # Upstream's sizes are given; the ordered backward of the largest takes this much in the emulation.
-MARKS = [pytest.mark.warp_sensitive, pytest.mark.emu_budget(4_000_000)]
-CASES = [pytest.param(c, id=c.id, marks=MARKS) for c in GOLDEN] or [pytest.param(None, id="absent")]
+CASES = golden_parameters(GOLDEN, pytest.mark.warp_sensitive, pytest.mark.emu_budget(4_000_000))
 
 
 def test_the_index_has_cases() -> None:
@@ -37,9 +36,8 @@ def test_upstream(case: GoldenCase, deterministic: bool, backend: str, device: s
     arrays = case.arrays()
     given = {name: torch.from_numpy(arrays["in"][name]).to(device) for name in inputs.ARGUMENTS}
     leaves = {name: given[name].requires_grad_() for name in inputs.ARGUMENTS if given[name].is_floating_point()}
-    keywords = {"backend": "reference"} if backend == "reference" else {}
     torch.use_deterministic_algorithms(deterministic)
-    output = deformable_aggregation(*given.values(), **keywords)
+    output = on_backend(deformable_aggregation)(backend, *given.values())
     assert_close(output, arrays["out"]["output"], case.tolerance("out/output", OUTPUT), "output")
     output.backward(torch.from_numpy(arrays["in"]["grad_out"]).to(device))
     for name, leaf in leaves.items():

@@ -6,24 +6,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from muspace_core import get_last_dispatch_report
+from muspace_core.testing.calls import as_tensors, on_backend, represented, upstream_gradient
 from muspace_core.testing.compare import assert_bits_equal, assert_close, assert_unbiased
 from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.routes import assert_routes_agree
 from muspace_msda import deformable_aggregation
 
 oracle = load_sibling(__file__, "deformable_aggregation_oracle")
 inputs = load_sibling(__file__, "deformable_aggregation_inputs")
+_call = on_backend(deformable_aggregation)
 LEAVES = (0, 3, 4)
 
 
-def _call(backend: str, *arguments: torch.Tensor) -> torch.Tensor:
-    keywords = {"backend": "reference"} if backend == "reference" else {}
-    return deformable_aggregation(*arguments, **keywords)
-
-
 def _tensors(arguments: dict[str, np.ndarray], dtype: torch.dtype, device: str) -> list[torch.Tensor]:
-    made = [torch.from_numpy(np.array(a)) for a in arguments.values()]
-    return [(t.to(dtype) if t.is_floating_point() else t).to(device) for t in made]
+    return list(as_tensors(arguments, device, dtype).values())
 
 
 @pytest.mark.backends("cpu", "reference")
@@ -52,10 +48,10 @@ def test_gradients_have_no_bias(dtype: torch.dtype, backend: str, device: str) -
     given = _tensors(arguments, dtype, device)
     leaves = [given[i].requires_grad_() for i in LEAVES]
     output = _call(backend, *given)
-    grad_output = torch.from_numpy(np.random.default_rng(4).standard_normal(tuple(output.shape))).to(output)
+    grad_output = upstream_gradient(output, 4)
     found = torch.autograd.grad(output, leaves, grad_output)
-    exact = [t.detach().double().cpu().numpy() if t.is_floating_point() else t.cpu().numpy() for t in given]
-    wanted = oracle.backward(grad_output.double().cpu().numpy(), *exact)
+    exact = [represented(t) for t in given]
+    wanted = oracle.backward(represented(grad_output), *exact)
     for gradient, expected in zip(found, (wanted.grad_feat, wanted.grad_location, wanted.grad_weights), strict=True):
         assert_unbiased(gradient, expected, 1e-6 if dtype == torch.float32 else 1e-3)
 
@@ -68,26 +64,17 @@ def test_gradients_have_no_bias(dtype: torch.dtype, backend: str, device: str) -
 def test_the_ordered_route_agrees(name: str, backend: str, device: str) -> None:
     """The bit-reproducible backward and the default one are the same sums; both match the oracle elsewhere."""
     case = next(c for c in inputs.CASES if c.name == name)
-    results = []
-    for deterministic in (False, True, True):
+
+    def forward() -> tuple[torch.Tensor, list[torch.Tensor]]:
         given = _tensors(case.build(), torch.float32, device)
         leaves = [given[i].requires_grad_() for i in LEAVES]
-        torch.use_deterministic_algorithms(deterministic)
-        output = _call(backend, *given)
-        report = get_last_dispatch_report()
-        torch.use_deterministic_algorithms(False)
-        # The route was fixed when the forward ran; the switch may be off again by now.
-        results.append((report, torch.autograd.grad(output, leaves, torch.ones_like(output))))
-    for gradient, other, again in zip(*(r[1] for r in results), strict=True):
-        assert_close(other, gradient, 1e-5)
-        assert_bits_equal(again, other)
+        return _call(backend, *given), leaves
+
+    (_, default), (_, ordered), _ = assert_routes_agree(forward, torch.ones_like, backend)
     # Locations and weights are summed in a fixed order by either route.
     for position in (1, 2):
         if backend != "reference":
-            assert_bits_equal(results[1][1][position], results[0][1][position], "gradient without the features' atomics")
-    if backend not in ("cpu", "reference"):
-        routes = [r[0].route.partition("+")[2] for r in results if r[0]]
-        assert routes[0] != "ordered" and routes[1:] == ["ordered", "ordered"], routes
+            assert_bits_equal(ordered[position], default[position], "gradient without the features' atomics")
 
 
 @pytest.mark.warp_sensitive

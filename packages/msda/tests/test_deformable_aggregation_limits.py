@@ -6,10 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing import large
 from muspace_msda import deformable_aggregation
 
-limits = load_sibling(__file__, "test_limits")
 pytestmark = pytest.mark.backends("cpu", "cuda", "hip")
 
 
@@ -37,10 +36,9 @@ def test_more_samples_times_channels_than_32_bits_count(backend: str, device: st
 @pytest.mark.parametrize("batch", [1, 3])
 def test_features_beyond_32_bits(batch: int, backend: str, device: str) -> None:
     """bf16 features of more than 2**31 elements; the anchor looks at the last row."""
-    if limits._free_gib(device) < 8:
-        pytest.skip("needs 8 GiB of free memory")
+    large.needs(8, device)
     side, channels = (1500, 1024) if batch == 1 else (1000, 768)
-    feat = limits._zeros((batch, side * side, channels), torch.bfloat16, device)
+    feat = large.zeros((batch, side * side, channels), torch.bfloat16, device)
     assert feat.numel() > 2**31
     feat[-1, -1] = 1.0
     locations = torch.full((batch, 2, 1, 1, 2), 0.25, device=device)

@@ -3,44 +3,35 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from muspace_core.testing.calls import as_tensors, dtypes_on, on_backend, represented, upstream_gradient
+from muspace_core.testing.cases import FLOATING
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.plugin import load_sibling
+from muspace_core.testing.properties import budget
 from muspace_msda import deformable_aggregation
 from muspace_msda._spec import DEFORMABLE_AGGREGATION
 
 oracle = load_sibling(__file__, "deformable_aggregation_oracle")
 inputs = load_sibling(__file__, "deformable_aggregation_inputs")
+rounding = load_sibling(__file__, "rounding")
 
+call = on_backend(deformable_aggregation)
 SPEC = DEFORMABLE_AGGREGATION
-EMULATED = os.environ.get("MUSPACE_FORCE_BACKEND") == "emu"
-#: Derandomised, so that a commit fails for what it changed; MUSPACE_TEST_RANDOM=1 searches further.
-PROPERTY = settings(
-    deadline=None, derandomize=not os.environ.get("MUSPACE_TEST_RANDOM"), max_examples=60 if EMULATED else 150, print_blob=True
-)
-TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-FLOATING = ("mc_ms_feat", "sampling_location", "weights")
+PROPERTY = budget(150, emulated=60)
 INF, NAN = float("inf"), float("nan")
-
-
-def call(backend: str, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    if backend == "reference":
-        keywords.setdefault("backend", "reference")
-    return deformable_aggregation(*arguments, **keywords)
 
 
 def tensors(
     arguments: dict[str, np.ndarray], device: str, feat: str = "float32", geometry: str = "float32"
 ) -> list[torch.Tensor]:
-    kinds = {"mc_ms_feat": TORCH[feat], "sampling_location": TORCH[geometry], "weights": TORCH[geometry]}
-    return [torch.from_numpy(np.array(a)).to(kinds.get(n, torch.int64)).to(device) for n, a in arguments.items()]
+    return list(as_tensors(arguments, device, FLOATING[geometry], mc_ms_feat=FLOATING[feat]).values())
 
 
 def one_map(values: Any, shape: tuple[int, int], points: Any, weights: Any = None) -> dict[str, np.ndarray]:
@@ -58,7 +49,7 @@ def differentiated(backend: str, given_tensors: list[torch.Tensor], seed: int = 
     feat, shapes, starts, locations, weights = given_tensors
     leaves = [t.detach().requires_grad_() for t in (feat, locations, weights)]
     output = call(backend, leaves[0], shapes, starts, leaves[1], leaves[2])
-    grad_output = torch.from_numpy(np.random.default_rng(seed).standard_normal(tuple(output.shape))).to(output)
+    grad_output = upstream_gradient(output, seed)
     return output.detach(), torch.autograd.grad(output, leaves, grad_output), grad_output
 
 
@@ -66,14 +57,12 @@ def compare(backend: str, given_tensors: list[torch.Tensor]) -> None:
     """Output and gradients against the oracle, at the spec's tolerances."""
     output, gradients, grad_output = differentiated(backend, given_tensors)
     kind = str(given_tensors[0].dtype).removeprefix("torch.")
-    exact = [t.double().cpu().numpy() if t.is_floating_point() else t.cpu().numpy() for t in given_tensors]
-    geometry = np.float64 if kind == "float64" else np.float32
-    g = grad_output.double().cpu().numpy()
-    wanted = oracle.backward(g, *exact, geometry=geometry)
+    exact, g = [represented(t) for t in given_tensors], represented(grad_output)
+    wanted = oracle.backward(g, *exact, geometry=np.float64 if kind == "float64" else np.float32)
     scales = summands(exact[0], exact[1], exact[3], exact[4], g)
     assert_close(output, wanted.output, SPEC.tolerances[kind].output, "output", scale=scales[0])
     expected = (wanted.grad_feat, wanted.grad_location, wanted.grad_weights)
-    for position, name in enumerate(FLOATING):
+    for position, name in enumerate(("mc_ms_feat", "sampling_location", "weights")):
         gradient = gradients[position]
         own = str(gradient.dtype).removeprefix("torch.")
         assert torch.isfinite(gradient).all(), f"gradient of {name} is not finite"
@@ -131,7 +120,7 @@ def calls(draw: Any) -> tuple[dict[str, np.ndarray], str, str]:
 @given(drawn=calls())
 def test_any_call_matches_the_oracle(drawn: Any, backend: str, device: str) -> None:
     arguments, feat, geometry = drawn
-    if feat not in SPEC.dtypes["cpu" if backend == "reference" else backend]:
+    if feat not in dtypes_on(SPEC, backend):
         feat = geometry = "float32"
     with np.errstate(over="ignore"):
         compare(backend, tensors(arguments, device, feat, geometry))
@@ -197,7 +186,7 @@ def test_the_window_is_that_of_the_location_not_of_a_scale(backend: str, device:
 def test_a_non_finite_location_contributes_nothing(
     axis: int, bad: float, dtype: str, weight: float, backend: str, device: str
 ) -> None:
-    if dtype not in SPEC.dtypes["cpu" if backend == "reference" else backend]:
+    if dtype not in dtypes_on(SPEC, backend):
         pytest.skip(f"{backend} has no {dtype}")
     points = np.array([[0.5, 0.5], [0.5, 0.5], [0.25, 0.25]])
     points[1, [[0], [1], [0, 1]][axis]] = bad
@@ -294,10 +283,7 @@ def test_a_point_between_two_pixels_keeps_its_place_in_16_bits(kind: str, backen
     """A coordinate rounded to the storage dtype would move by up to 0.78 px at a width of 200: here it may not."""
     width = 200
     ramp = np.arange(width, dtype=np.float64) % 8
-    middles = np.arange(130.5, 180.5)
-    moved = torch.from_numpy((middles + 0.5) / width).to(TORCH[kind]).double().numpy() * width - 0.5 - middles
-    middle = float(middles[np.abs(moved).argmax()])
-    assert np.abs(moved).max() > 0.04, "this 16-bit type holds the place, so the test would show nothing"
+    middle = rounding.middle_moved_by(kind, width)
     given_tensors = tensors(one_map(ramp, (1, width), [[(middle + 0.5) / width, 0.5]]), device, kind, "float32")
     expected = (np.floor(middle) % 8 + np.ceil(middle) % 8) / 2
     assert abs(call(backend, *given_tensors).item() - expected) <= 1e-3, "the place between the two pixels was rounded"
@@ -305,21 +291,12 @@ def test_a_point_between_two_pixels_keeps_its_place_in_16_bits(kind: str, backen
 
 def test_coordinates_are_rounded_once(backend: str, device: str) -> None:
     """x*w - 0.5 as one fused operation: on a parabola the location gradient names the cell."""
-    shown = 0
-    for pixel in (64, 128, 256):
-        for width in range(pixel + 3, 2 * pixel, 29):
-            for x in (np.float32((pixel + 0.5) / width), np.nextafter(np.float32((pixel + 0.5) / width), np.float32(0))):
-                once = np.float32(np.float64(x) * width - 0.5)
-                twice = np.float32(x * np.float32(width)) - np.float32(0.5)
-                if not once < pixel <= twice:
-                    continue
-                given_tensors = tensors(one_map(np.arange(width, dtype=np.float64) ** 2, (1, width), [[float(x), 0.5]]), device)
-                given_tensors[3].requires_grad_()
-                (gradient,) = torch.autograd.grad(call(backend, *given_tensors).sum(), [given_tensors[3]])
-                slope = gradient.reshape(2)[0].item() / width
-                assert abs(slope - (2 * (pixel - 1) + 1)) < 0.5, f"width {width}, x {x!r}: the cell is not {pixel - 1}"
-                shown += 1
-    assert shown >= 3
+    for width, x, pixel in rounding.places_that_tell_one_rounding_from_two():
+        given_tensors = tensors(one_map(np.arange(width, dtype=np.float64) ** 2, (1, width), [[x, 0.5]]), device)
+        given_tensors[3].requires_grad_()
+        (gradient,) = torch.autograd.grad(call(backend, *given_tensors).sum(), [given_tensors[3]])
+        slope = gradient.reshape(2)[0].item() / width
+        assert abs(slope - (2 * (pixel - 1) + 1)) < 0.5, f"width {width}, x {x!r}: the cell is not {pixel - 1}"
 
 
 def test_the_torch_composition_of_upstream_away_from_the_border(backend: str, device: str) -> None:

@@ -9,24 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from muspace_core import get_last_dispatch_report
+from muspace_core.testing.calls import as_tensors, on_backend
 from muspace_core.testing.cases import ErrorCase
 from muspace_core.testing.plugin import load_sibling
 from muspace_msda import multi_scale_deformable_attn
 
 inputs = load_sibling(__file__, "inputs")
+_call = on_backend(multi_scale_deformable_attn)
 L, W = "sampling_locations", "attention_weights"
 
 
-def _call(backend: str, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    if backend == "reference":
-        keywords.setdefault("backend", "reference")
-    return multi_scale_deformable_attn(*arguments, **keywords)
-
-
 def _tensors(device: str, name: str = "tiny") -> dict[str, torch.Tensor]:
-    arguments = {k: torch.from_numpy(v) for k, v in inputs.attention(name, batch=2).items()}
-    return {k: (v.float() if v.is_floating_point() else v).to(device) for k, v in arguments.items()}
+    return as_tensors(inputs.attention(name, batch=2), device)
 
 
 @pytest.mark.parametrize("case", [c.parameter() for c in inputs.CONTENTS])
@@ -249,16 +243,6 @@ def test_the_longest_side(size: tuple[int, int], backend: str, device: str) -> N
     locations = torch.full((1, 1, 1, 1, 1, 2), 0.5, device=device)
     output = _call(backend, value, [size], None, locations, torch.ones(1, 1, 1, 1, 1, device=device))
     assert float(output) == 4.0, "halfway between the two pixels in the middle"
-
-
-def test_a_refused_call_leaves_the_last_report(backend: str, device: str) -> None:
-    tensors = _tensors(device)
-    _call(backend, *tensors.values())
-    before = get_last_dispatch_report()
-    tensors["attention_weights"] = tensors["attention_weights"][..., :1]
-    with pytest.raises(ValueError):
-        _call(backend, *tensors.values())
-    assert get_last_dispatch_report() == before
 
 
 def test_zero_area_level(backend: str, device: str) -> None:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from muspace_core.testing.calls import on_backend
 from muspace_core.testing.compare import assert_close
-from muspace_core.testing.golden import GoldenCase, absence_reason, data_root, golden_cases
+from muspace_core.testing.golden import GoldenCase, data_root, golden_cases, golden_marks, golden_parameters
 from muspace_core.testing.plugin import load_sibling
 from muspace_msda import multi_scale_deformable_attn
 
 oracle = load_sibling(__file__, "oracle")
 ROOT = data_root(__file__)
-ABSENT = absence_reason(ROOT)
 FP32 = golden_cases("msda", ROOT)
 FP16 = golden_cases("msda_fp16", ROOT)
 INPUTS = ("value", "spatial_shapes", "level_start_index", "sampling_locations", "attention_weights")
@@ -22,18 +22,10 @@ OUTPUT, GRADIENT = 2e-6, 1e-5
 #: Upstream's half kernel computes coordinates in half as well, which costs it this much.
 HALF = 3e-2
 
-pytestmark = [pytest.mark.golden, pytest.mark.skipif(ABSENT is not None, reason=ABSENT or "")]
-
-
-def _parameters(cases: list[GoldenCase]) -> list:
-    # Upstream's sizes are given; the largest takes this much in the emulation.
-    marks = [pytest.mark.warp_sensitive, pytest.mark.emu_budget(2_000_000)]
-    return [pytest.param(c, id=c.id, marks=marks) for c in cases] or [pytest.param(None, id="absent")]
-
-
-def _call(inputs: dict[str, torch.Tensor], backend: str) -> torch.Tensor:
-    keywords = {"backend": "reference"} if backend == "reference" else {}
-    return multi_scale_deformable_attn(*[inputs[name] for name in INPUTS], **keywords)
+pytestmark = golden_marks(ROOT)
+# Upstream's sizes are given; the largest takes this much in the emulation.
+MARKS = (pytest.mark.warp_sensitive, pytest.mark.emu_budget(2_000_000))
+_call = on_backend(multi_scale_deformable_attn)
 
 
 def test_the_index_has_cases() -> None:
@@ -42,32 +34,32 @@ def test_the_index_has_cases() -> None:
     assert {"border", "nonfinite", "d1025"} <= names
 
 
-@pytest.mark.parametrize("case", _parameters(FP32))
+@pytest.mark.parametrize("case", golden_parameters(FP32, *MARKS))
 def test_fp32(case: GoldenCase, backend: str, device: str) -> None:
     arrays = case.arrays()
     inputs = {name: torch.from_numpy(arrays["in"][name]).to(device) for name in INPUTS}
     leaves = {name: inputs[name].requires_grad_() for name in INPUTS if inputs[name].is_floating_point()}
-    output = _call(inputs, backend)
+    output = _call(backend, *inputs.values())
     assert_close(output, arrays["out"]["output"], case.tolerance("out/output", OUTPUT), "output")
     output.backward(torch.from_numpy(arrays["in"]["grad_out"]).to(device))
     for name, leaf in leaves.items():
         assert_close(leaf.grad, arrays["grad"][name], case.tolerance(f"grad/{name}", GRADIENT), f"gradient of {name}")
 
 
-@pytest.mark.parametrize("case", _parameters(FP16))
+@pytest.mark.parametrize("case", golden_parameters(FP16, *MARKS))
 def test_fp16(case: GoldenCase, backend: str, device: str) -> None:
     arrays = case.arrays()
     inputs = {name: torch.from_numpy(arrays["in"][name]).to(device) for name in INPUTS}
-    output = _call(inputs, backend)
+    output = _call(backend, *inputs.values())
     assert_close(output, arrays["out"]["output"], HALF, "output against the half kernel")
     # The sharper check: the same half inputs, exact arithmetic.
     exact = oracle.forward(*[arrays["in"][name] for name in INPUTS])
     assert_close(output, exact, 5e-4, "output against float64")
     wide = {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
-    assert_close(_call(wide, backend), exact, OUTPUT, "the same inputs in fp32")
+    assert_close(_call(backend, *wide.values()), exact, OUTPUT, "the same inputs in fp32")
 
 
-@pytest.mark.parametrize("case", _parameters(FP32))
+@pytest.mark.parametrize("case", golden_parameters(FP32, *MARKS))
 def test_the_oracle_agrees_with_upstream(case: GoldenCase) -> None:
     arrays = case.arrays()
     result = oracle.backward(arrays["in"]["grad_out"], *[arrays["in"][name] for name in INPUTS])

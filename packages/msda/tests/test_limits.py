@@ -3,31 +3,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
+from muspace_core.testing import large
 from muspace_msda import multi_scale_deformable_attn
 
 pytestmark = pytest.mark.backends("cpu", "emu", "cuda", "hip")
-
-
-def _free_gib(device: str) -> float:
-    if device != "cpu":
-        return torch.cuda.mem_get_info(device)[0] / 2**30
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable"):
-            return int(line.split()[1]) / 2**20
-    return 0.0
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Zeros whose pages the system provides on first use: torch.zeros would write them all."""
-    if device != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    width = {2: np.int16, 4: np.int32}[dtype.itemsize]
-    return torch.from_numpy(np.zeros(shape, width)).view(dtype)
 
 
 def _large_value(device: str, batch: int) -> tuple[list, int]:
@@ -36,7 +17,7 @@ def _large_value(device: str, batch: int) -> tuple[list, int]:
     rows = side * side
     if batch > 1:
         side, rows = 700, 700 * 700
-    value = _zeros((batch, rows, heads, channels), torch.bfloat16, device)
+    value = large.zeros((batch, rows, heads, channels), torch.bfloat16, device)
     assert value.numel() > 2**31
     value[-1, rows - 1, heads - 1] = 1.0
     locations = torch.full((batch, 2, heads, 1, 1, 2), 0.25, device=device)
@@ -47,8 +28,7 @@ def _large_value(device: str, batch: int) -> tuple[list, int]:
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_forward_with_a_large_value(batch: int, backend: str, device: str) -> None:
-    if _free_gib(device) < 8:
-        pytest.skip("needs 8 GiB of free memory")
+    large.needs(8, device)
     arguments, channels = _large_value(device, batch)
     output = multi_scale_deformable_attn(*arguments)
     # The other gradients do not need value's; only the samples are touched.
@@ -62,8 +42,7 @@ def test_forward_with_a_large_value(batch: int, backend: str, device: str) -> No
 def test_backward_with_a_large_value(backend: str, device: str) -> None:
     if backend == "emu":
         pytest.skip("the zero-fill alone exceeds an emulated test's budget")
-    if _free_gib(device) < 21:
-        pytest.skip("needs 21 GiB of free memory: 5 for value, 10 for its fp32 gradient, 5 for the bf16 one")
+    large.needs(21, device, "5 for value, 10 for its fp32 gradient, 5 for the bf16 one")
     arguments, channels = _large_value(device, 1)
     arguments[0].requires_grad_(), arguments[3].requires_grad_(), arguments[4].requires_grad_()
     output = multi_scale_deformable_attn(*arguments)
@@ -80,11 +59,10 @@ def test_forward_with_many_locations(backend: str, device: str) -> None:
     """More than 2**31 location numbers: 4.3 GB in fp16, and the last query decides."""
     if backend == "emu":
         pytest.skip("2**30 samples are beyond an emulated test's budget")
-    if _free_gib(device) < 10:
-        pytest.skip("needs 10 GiB of free memory")
+    large.needs(10, device)
     queries, points = 2**22 + 8, 256
-    locations = _zeros((1, queries, 1, 1, points, 2), torch.float16, device)
-    weights = _zeros((1, queries, 1, 1, points), torch.float16, device)
+    locations = large.zeros((1, queries, 1, 1, points, 2), torch.float16, device)
+    weights = large.zeros((1, queries, 1, 1, points), torch.float16, device)
     assert locations.numel() > 2**31
     locations[0, -1] = 0.5
     weights[0, -1] = 1 / points

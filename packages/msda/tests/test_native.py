@@ -14,6 +14,7 @@ import pytest
 import torch
 from muspace_core.device import launch_context
 from muspace_core.loader import NativeLibrary
+from muspace_core.testing.calls import as_tensors, represented
 from muspace_core.testing.compare import assert_close
 from muspace_core.testing.plugin import load_sibling
 from muspace_msda._spec import MULTI_SCALE_DEFORMABLE_ATTN
@@ -59,8 +60,7 @@ def _call(
 
 def _tensors(device: str, **changes: Any) -> list[torch.Tensor]:
     arguments = inputs.attention("native", queries=4, channels=32, shapes=((4, 5), (2, 3)), points=4) | changes
-    made = [torch.from_numpy(np.array(a)) for a in arguments.values()]
-    return [(t.float() if t.is_floating_point() else t).to(device) for t in made]
+    return list(as_tensors(arguments, device).values())
 
 
 def test_abi_info(backend: str, device: str) -> None:
@@ -73,8 +73,7 @@ def test_every_route_matches_the_oracle(routes: tuple[int, int], backend: str, d
     tensors = _tensors(device)
     grad_output = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 4, 64))).float().to(device)
     found = _call(backend, tensors, routes, grad_output)
-    exact = [t.cpu().double().numpy() if t.is_floating_point() else t.cpu().numpy() for t in tensors]
-    wanted = oracle.backward(grad_output.cpu().double().numpy(), *exact)
+    wanted = oracle.backward(represented(grad_output), *[represented(t) for t in tensors])
     for array, expected in zip(
         found, (wanted.output, wanted.grad_value, wanted.grad_locations, wanted.grad_weights), strict=True
     ):
@@ -157,8 +156,7 @@ def test_empty(axis: str, routes: tuple[int, int], backend: str, device: str) ->
     """Returns at once with everything it was to write set to zero."""
     case = next(c for c in inputs.EMPTY if c.name == axis)
     arguments = case.shrink(inputs.attention("native", queries=4, channels=8))
-    made = [torch.from_numpy(np.array(a)) for a in arguments.values()]
-    found = _call(backend, [(t.float() if t.is_floating_point() else t).to(device) for t in made], routes)
+    found = _call(backend, list(as_tensors(arguments, device).values()), routes)
     assert all((t == 0).all() for t in found)
 
 

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +17,13 @@ pytest.importorskip("matplotlib")
 
 from mu_space import demo
 from mu_space.demo import fuse, pipeline, report, sample, scene
+from muspace_core.testing.plugin import load_sibling
 
 # Without a built library the reference runs, with a warning that the report repeats.
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs its PyTorch reference.*:RuntimeWarning")
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-RECORDED = Path(os.environ.get("MUSPACE_TEST_DATA", REPOSITORY.parent / "shared")) / "data" / "nuscenes_sample"
+sources = load_sibling(__file__, "demo_sources")
+RECORDED, arguments = sources.RECORDED, sources.arguments
 
 SMALL = ("--cell", "0.5", "--range", "10", "--device", "cpu")
 
@@ -44,12 +43,6 @@ def written(street, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sample")
     report.write_all(folder, sample.encode(street))
     return folder
-
-
-def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
-    return parser.parse_args(words)
 
 
 def test_import_is_light():

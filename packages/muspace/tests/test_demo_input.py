@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import math
@@ -20,25 +19,19 @@ pytest.importorskip("matplotlib")
 # ruff: noqa: E402
 from mu_space import demo
 from mu_space.demo import fuse, lift, pyramid, report, sample, scene, truth
-from mu_space.demo.frame import Camera, Frame, FrameError, fit_ground, no_boxes
+from mu_space.demo.frame import Frame, FrameError, fit_ground, no_boxes
+from muspace_core.testing.plugin import load_sibling
+
+sources = load_sibling(__file__, "demo_sources")
+arguments, downward_camera = sources.arguments, sources.downward_camera
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs its PyTorch reference.*:RuntimeWarning")
-
-
-def forward_camera(image: np.ndarray) -> Camera:
-    """Looks ahead and 25 degrees down from 2 m height."""
-    h, w = image.shape[:2]
-    a = math.radians(25)
-    pose = np.eye(4)
-    pose[:3, :3] = np.array([[0, -math.sin(a), math.cos(a)], [-1, 0, 0], [0, -math.cos(a), -math.sin(a)]])
-    pose[2, 3] = 2.0
-    return Camera("CAM_FRONT", image, np.array([[0.6 * w, 0, w / 2], [0, 0.6 * w, h / 2], [0, 0, 1.0]]), pose)
 
 
 @pytest.fixture
 def folder(tmp_path):
     rng = np.random.default_rng(0)
-    camera = forward_camera(rng.integers(0, 255, (96, 160, 3), np.uint8))
+    camera = downward_camera(rng.integers(0, 255, (96, 160, 3), np.uint8))
     frame = Frame("test", (camera,), no_boxes(), np.zeros((10, 3), np.float32))
     report.write_all(tmp_path / "in", sample.encode(frame))
     return tmp_path / "in"
@@ -112,9 +105,7 @@ BROKEN = {
 
 def refusal(capsys, out: Path, *words: str) -> str:
     """Run the command on input that it must refuse: status 2, one sentence, nothing written."""
-    parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
-    assert demo.main(parser.parse_args([*words, "--out", str(out)])) == 2
+    assert demo.main(arguments(*words, "--out", str(out))) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("mu-space demo: ") and captured.err.count("\n") == 1
     assert not os.path.isdir(out)  # noqa: PTH112 - a Path raises for a name that is too long
@@ -228,9 +219,7 @@ def test_output_that_cannot_be_written_is_refused_before_the_work(folder, tmp_pa
     assert "is not a folder" in refusal(capsys, tmp_path / "dangling", "--sample", str(folder))
     assert "too long" in refusal(capsys, tmp_path / ("x" * 300), "--sample", str(folder))
     (tmp_path / "used" / "report.json").mkdir(parents=True)
-    parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
-    assert demo.main(parser.parse_args(["--sample", str(folder), "--out", str(tmp_path / "used")])) == 2
+    assert demo.main(arguments("--sample", str(folder), "--out", str(tmp_path / "used"))) == 2
     assert "report.json is a folder" in capsys.readouterr().err
     monkeypatch.setattr(os, "access", lambda *a: False)
     assert "is not writable" in refusal(capsys, tmp_path / "new", "--sample", str(folder))
@@ -252,7 +241,7 @@ def test_optional_parts_may_be_absent(folder):
 
 
 def test_projection_of_known_points():
-    camera = forward_camera(np.zeros((90, 160, 3), np.uint8))
+    camera = downward_camera(np.zeros((90, 160, 3), np.uint8))
     axis = camera.cam2ego[:3, :3] @ [0, 0, 4.0] + camera.cam2ego[:3, 3]
     uv, depth = camera.project(np.array([axis, [-3.0, 0, 0]]))
     np.testing.assert_allclose(uv[0], [80, 45], atol=1e-9)
@@ -263,7 +252,7 @@ def test_projection_of_known_points():
 
 def test_a_mark_on_the_road_lands_in_its_cell():
     """A red square painted into the image where the road point (4.1, 0.9) projects is red there in the view, and only there."""
-    camera = forward_camera(np.full((480, 800, 3), 90, np.uint8))
+    camera = downward_camera(np.full((480, 800, 3), 90, np.uint8))
     corners = np.array([[x, y, 0] for x in (3.9, 4.3) for y in (0.7, 1.1)])
     uv, _ = camera.project(corners)
     (u0, v0), (u1, v1) = np.floor(uv.min(0)).astype(int), np.ceil(uv.max(0)).astype(int)
@@ -294,7 +283,7 @@ def test_pyramid_pads_with_invalid_pixels():
 
 
 def test_level_shares_follow_the_distance():
-    camera = forward_camera(np.zeros((900, 1600, 3), np.uint8))
+    camera = downward_camera(np.zeros((900, 1600, 3), np.uint8))
     near, far = (lift._level_share(camera, np.array([[x, 0.0, 0.0]]), 0.1)[0] for x in (1.2, 18.0))
     assert near.sum() == pytest.approx(1) and far.sum() == pytest.approx(1)
     assert near @ [0, 1, 2] > far @ [0, 1, 2] == 0

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,12 +20,13 @@ from mu_space.demo import agreement, depth, obstacles, pipeline, pyramid, report
 from mu_space.demo.frame import Camera, Frame, FrameError, no_boxes
 from mu_space.demo.grid import Grid
 from mu_space.demo.view_transform import bev_pool_v2, flash_bevpool, module
+from muspace_core.testing.plugin import load_sibling
 
 # Without a built library the reference runs, with a warning that the report repeats.
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs its PyTorch reference.*:RuntimeWarning")
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-RECORDED = Path(os.environ.get("MUSPACE_TEST_DATA", REPOSITORY.parent / "shared")) / "data" / "nuscenes_sample"
+sources = load_sibling(__file__, "demo_sources")
+RECORDED, arguments, downward_camera = sources.RECORDED, sources.arguments, sources.downward_camera
 LIFTING = ("bev_pool_v2", "flash_bevpool")
 REACH, CELL = 12.0, 0.25
 
@@ -44,26 +41,10 @@ def results(street):
     return {name: pipeline.fuse_frame(street, reach=REACH, cell=CELL, transform=name) for name in LIFTING}
 
 
-def downward_camera(image: np.ndarray) -> Camera:
-    """Looks ahead and 25 degrees down from 2 m height."""
-    h, w = image.shape[:2]
-    a = math.radians(25)
-    pose = np.eye(4)
-    pose[:3, :3] = np.array([[0, -math.sin(a), math.cos(a)], [-1, 0, 0], [0, -math.cos(a), -math.sin(a)]])
-    pose[2, 3] = 2.0
-    return Camera("CAM_FRONT", image, np.array([[0.6 * w, 0, w / 2], [0, 0.6 * w, h / 2], [0, 0, 1.0]]), pose)
-
-
 def carpet(slope: float = 0.0) -> np.ndarray:
     """LiDAR points of a plane that rises ahead, [n, 3]: beams close enough for every column of pixels."""
     x, y = np.meshgrid(np.geomspace(1.5, 14, 40), np.linspace(-6, 6, 400), indexing="ij")
     return np.stack([x, y, slope * x], -1).reshape(-1, 3)
-
-
-def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
-    return parser.parse_args(words)
 
 
 def test_geometry_is_its_own_inverse():

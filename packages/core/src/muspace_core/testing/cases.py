@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from muspace_core.spec import OpSpec
+from muspace_core.testing.calls import as_tensors, dtypes_on, on_backend, represented, upstream_gradient
 
 #: Ordered name -> value of every positional argument: floating ndarray, integer ndarray, or anything passed as it is.
 Arguments = dict[str, Any]
@@ -126,7 +127,7 @@ class Subject:
     @classmethod
     def dtypes_on(cls, backend: str) -> tuple[str, ...]:
         """Storage dtypes the spec promises on a backend; the reference is held to what the cpu backend promises."""
-        return tuple(cls.spec.dtypes["cpu" if backend == "reference" else backend])
+        return dtypes_on(cls.spec, backend)
 
     @classmethod
     def mixed_dtypes_on(cls, backend: str) -> list[tuple[str, ...]]:
@@ -173,35 +174,19 @@ class Subject:
         """Arrays as tensors: storage arguments in the first dtype, each geometry argument in its own."""
         kinds = [dtypes] * (1 + len(self.geometry)) if isinstance(dtypes, str) else list(dtypes)
         by_name = dict.fromkeys(self.storage, kinds[0]) | dict(zip(self.geometry, kinds[1:], strict=True))
-        wanted = self.floating if grad is True else tuple(grad or ())
-        made: Arguments = {}
-        for name, value in arguments.items():
-            if not isinstance(value, np.ndarray):
-                made[name] = value
-                continue
-            # from_numpy of a copy: no test may reach another one's memory through a shared array.
-            tensor = torch.from_numpy(np.array(value))
-            if name in by_name:
-                tensor = tensor.to(FLOATING[by_name[name]])
-            made[name] = tensor.to(device).requires_grad_(name in wanted)
+        made = as_tensors(arguments, device, torch.float64, **{name: FLOATING[kind] for name, kind in by_name.items()})
+        for name in self.floating if grad is True else (grad or ()):
+            if made[name] is not None:
+                made[name].requires_grad_()
         return made
 
     def represented(self, tensors: Arguments) -> Arguments:
         """The exact values the tensors hold, as float64 (and integer) arrays: what the oracle must be asked about."""
-        out: Arguments = {}
-        for name, value in tensors.items():
-            if isinstance(value, torch.Tensor):
-                held = value.detach().cpu()
-                out[name] = held.double().numpy() if held.is_floating_point() else held.numpy()
-            else:
-                out[name] = value
-        return out
+        return {name: represented(v) if isinstance(v, torch.Tensor) else v for name, v in tensors.items()}
 
     def call(self, tensors: Arguments, pytest_backend: str = "cpu", **keywords: Any) -> torch.Tensor:
         """The public function on the backend under test (which ``auto`` selects, except for the reference)."""
-        if pytest_backend == "reference":
-            keywords.setdefault("backend", "reference")
-        return self.invoke(tensors, **keywords)
+        return on_backend(self.invoke)(pytest_backend, tensors, **keywords)
 
     def invoke(self, tensors: Arguments, **keywords: Any) -> torch.Tensor:
         """The public function with these arguments, and no backend chosen for it."""
@@ -230,7 +215,4 @@ class Subject:
         grad_output = self.upstream_gradient(output, seed)
         return output.detach(), self.gradients(live, output, grad_output), grad_output
 
-    @staticmethod
-    def upstream_gradient(output: torch.Tensor, seed: int = 1) -> torch.Tensor:
-        noise = np.random.default_rng(seed).standard_normal(tuple(output.shape))
-        return torch.from_numpy(noise).to(output.dtype).to(output.device)
+    upstream_gradient = staticmethod(upstream_gradient)

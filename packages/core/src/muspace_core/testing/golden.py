@@ -6,12 +6,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 INDEX_NAME = "golden_index.json"
 
@@ -82,3 +83,14 @@ def golden_cases(operator: str, root: Path | None = None) -> list[GoldenCase]:
     if absence_reason(root):
         return []
     return [GoldenCase(root, c) for c in _index(root)["cases"] if c["op"] == operator and c["status"] != "FAIL"]
+
+
+def golden_parameters(cases: Sequence[GoldenCase], *marks: pytest.MarkDecorator) -> list[Any]:
+    """The cases as parameters of a test; where the data is absent one stands for them, so that the skip is counted."""
+    return [pytest.param(case, id=case.id, marks=marks) for case in cases] or [pytest.param(None, id="absent")]
+
+
+def golden_marks(root: Path) -> list[pytest.MarkDecorator]:
+    """Marks of a module or class whose tests compare with golden arrays below ``root``."""
+    reason = absence_reason(root)
+    return [pytest.mark.golden, pytest.mark.skipif(reason is not None, reason=reason or "")]

@@ -196,6 +196,14 @@ class NumericContract(Subject):
         with pytest.raises(RuntimeError):
             torch.autograd.grad(output, leaves, grad_output)
 
+    @pytest.mark.backends("emu", "cuda", "hip", "musa")
+    def test_float64_where_the_spec_has_none(self, backend: str, device: str) -> None:
+        if "float64" in self.spec.dtypes[backend]:
+            pytest.skip(f"{backend} takes float64")
+        tensors = self.tensors(self.smallest(), ("float64", *["float32"] * len(self.geometry)), device)
+        with pytest.raises((TypeError, RuntimeError), match="float64"):
+            self.call(tensors, backend, backend=backend)
+
     def test_inputs_are_left_alone(self, backend: str, device: str) -> None:
         tensors = self.tensors(self.smallest(), "float32", device)
         before = {k: v.clone() for k, v in tensors.items() if isinstance(v, torch.Tensor)}

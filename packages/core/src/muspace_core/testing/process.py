@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work done in a forked child, so that a crash or a deadlock ends the child and not the test run."""
+"""Work done in a forked child or in threads, so that a crash or a deadlock there fails a test and does not end the run."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 
 def in_child(work: Callable[[], bytes], timeout: float = 60) -> bytes:
@@ -40,3 +41,25 @@ def in_child(work: Callable[[], bytes], timeout: float = 60) -> bytes:
         raise AssertionError(f"the forked child was ended by signal {os.WTERMSIG(status)}")
     assert status == 0, f"the forked child ended with status {status}"
     return b"".join(chunks)
+
+
+def in_threads(works: Sequence[Callable[[], None]], timeout: float = 120) -> None:
+    """Does all of it at once, each in a thread of its own; raises what the first one to fail raised."""
+    failures: list[BaseException] = []
+    gate = threading.Barrier(len(works))
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            gate.wait(timeout=60)
+            work()
+        except BaseException as error:  # handed to the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=timeout)
+        assert not thread.is_alive(), "deadlock"
+    if failures:
+        raise failures[0]

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from muspace_core.dispatch import REQUESTS
 from muspace_core.loader import NativeLibrary
 from muspace_core.testing.cases import Arguments, ErrorCase, Subject
 from muspace_core.testing.compare import assert_bits_equal, assert_close
-from muspace_core.testing.process import in_child
+from muspace_core.testing.process import in_child, in_threads
 
 REPORT_KEYS = (
     "operator", "device", "dtype", "requested_backend", "selected_backend", "native_fallback", "route", "reason", "library",
@@ -338,6 +338,16 @@ class RuntimeContract(Subject):
         error_case.change(tensors)
         error_case.check(lambda: self.call(tensors, backend, **error_case.keywords), device)
 
+    def test_a_refused_call_leaves_the_last_report(self, backend: str, device: str) -> None:
+        self.call(self.tensors(self.smallest(), "float32", device), backend)
+        before = get_last_dispatch_report()
+        for case in self.error_cases:
+            tensors = self.tensors(self.smallest(), "float32", device)
+            case.change(tensors)
+            with pytest.raises(case.exception):
+                self.call(tensors, backend, **case.keywords)
+            assert get_last_dispatch_report() == before, case.name
+
     # ---- determinism -----------------------------------------------------------------------------------------------
     def test_forward_repeats_its_bits(self, case: Any, dtype: str, backend: str, device: str) -> None:
         tensors = self.tensors(case.build(), dtype, device)
@@ -444,28 +454,15 @@ class RuntimeContract(Subject):
             tensors = self.tensors(self.smallest(), "float32", device)
             tensors[self.storage[0]] = tensors[self.storage[0]] * scale
             inputs.append((tensors, self.run(tensors, backend)))
-        failures: list[BaseException] = []
-        gate = threading.Barrier(len(inputs))
 
         def work(tensors: Any, wanted: Any) -> None:
-            try:
-                gate.wait(timeout=60)
-                for _ in range(rounds):
-                    output, gradients, _ = self.run(tensors, backend)
-                    assert_bits_equal(output, wanted[0], "output")
-                    for name in self.floating:
-                        assert_close(gradients[name], wanted[1][name], 1e-5, f"gradient of {name}")
-            except BaseException as error:  # handed to the main thread
-                failures.append(error)
+            for _ in range(rounds):
+                output, gradients, _ = self.run(tensors, backend)
+                assert_bits_equal(output, wanted[0], "output")
+                for name in self.floating:
+                    assert_close(gradients[name], wanted[1][name], 1e-5, f"gradient of {name}")
 
-        workers = [threading.Thread(target=work, args=pair, daemon=True) for pair in inputs]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(timeout=120)
-            assert not worker.is_alive(), "deadlock"
-        if failures:
-            raise failures[0]
+        in_threads([functools.partial(work, *pair) for pair in inputs])
 
     @pytest.mark.backends("cpu", "emu")
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
