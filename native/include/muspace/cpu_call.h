@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launchers of a cpu library share: exceptions to status, and zeros written by all threads.
+// What the launchers of a cpu library share: exceptions to status, the type of the sums, and zeros written by all threads.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -19,6 +19,16 @@ Status guarded(const char* operation, const Run& run) {
     return success();
   } catch (const std::exception& error) {
     return failure(kRuntimeError, "%s on cpu: %s", operation, error.what());
+  }
+}
+
+// Calls `run` with a zero of the type in which features of this storage are summed: double for f64, else float.
+template <class Run>
+void in_sum_type(Storage features, const Run& run) {
+  if (features == Storage::f64) {
+    run(double{});
+  } else {
+    run(float{});
   }
 }
 

@@ -253,8 +253,7 @@ void run_tasks(const PoolBackward& problem, int64_t threads) {
 }
 
 void run_backward(PoolBackward& problem, WeightRoute route, int64_t threads) {
-  const bool wide = problem.rows.type == Storage::f64;
-  const int64_t size = wide ? 8 : 4, weights = problem.weights.count;
+  const int64_t size = size_of(arithmetic_storage(problem.rows.type)), weights = problem.weights.count;
   void* const grad_weights = problem.grad_weights;
   if (problem.keys != nullptr) {
     if (weights > problem.points) cpu::fill_zero(grad_weights, weights * size, threads);
@@ -263,16 +262,14 @@ void run_backward(PoolBackward& problem, WeightRoute route, int64_t threads) {
   problem.by_point = route != WeightRoute::unique;
   cpu::fill_zero(grad_weights, (route == WeightRoute::per_point ? problem.points : weights) * size, threads);
   if (route != WeightRoute::atomic) return run_tasks(problem, threads);
-  const std::vector<double> by_point(static_cast<size_t>((problem.points * size + 7) / 8));  // double: aligned for both
-  problem.grad_weights = const_cast<double*>(by_point.data());
-  run_tasks(problem, threads);
-  if (wide) {
+  cpu::in_sum_type(problem.rows.type, [&](auto zero) {
+    using Sum = decltype(zero);
+    std::vector<Sum> by_point(static_cast<size_t>(problem.points));
+    problem.grad_weights = by_point.data();
+    run_tasks(problem, threads);
     add_by_point(problem.row_plan, problem.rows.rows, problem.points, weights, by_point.data(),
-                 static_cast<double*>(grad_weights));
-  } else {
-    add_by_point(problem.row_plan, problem.rows.rows, problem.points, weights,
-                 reinterpret_cast<const float*>(by_point.data()), static_cast<float*>(grad_weights));
-  }
+                 static_cast<Sum*>(grad_weights));
+  });
 }
 
 }  // namespace

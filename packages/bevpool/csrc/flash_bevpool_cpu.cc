@@ -418,24 +418,18 @@ int64_t useful_threads(const FlashInputs& in, int64_t threads) {
 
 Status launch_flash_bevpool(const FlashInputs& inputs, void* output, const Place& place) {
   return cpu::guarded(kName, [&] {
-    const int64_t threads = useful_threads(inputs, place.ctx);
-    if (inputs.feature_type == Storage::f64) {
-      run_forward<double>(inputs, output, threads);
-    } else {
-      run_forward<float>(inputs, output, threads);
-    }
+    cpu::in_sum_type(inputs.feature_type, [&](auto zero) {
+      run_forward<decltype(zero)>(inputs, output, useful_threads(inputs, place.ctx));
+    });
   });
 }
 
 Status launch_flash_bevpool_backward(const FlashInputs& inputs, const FlashGradients& gradients, void*, int64_t,
                                      FlashBackwardRoute, const Place& place) {
   return cpu::guarded(kName, [&] {
-    const int64_t threads = useful_threads(inputs, place.ctx);
-    if (inputs.feature_type == Storage::f64) {
-      run_backward<double>(inputs, gradients, threads);
-    } else {
-      run_backward<float>(inputs, gradients, threads);
-    }
+    cpu::in_sum_type(inputs.feature_type, [&](auto zero) {
+      run_backward<decltype(zero)>(inputs, gradients, useful_threads(inputs, place.ctx));
+    });
   });
 }
 
