@@ -4,12 +4,6 @@
 from . import bev_pool, bev_pool_v2, flash_bevpool, flash_bevpool_sca, voxel_pool_depth, voxel_pooling
 
 FAMILY = "bevpool"
-CASES = (
-    *bev_pool.CASES,
-    *bev_pool_v2.CASES,
-    *voxel_pooling.CASES,
-    *voxel_pool_depth.CASES,
-    *flash_bevpool.CASES,
-    *flash_bevpool_sca.CASES,
-)
-OVERHEADS = (*bev_pool.OVERHEADS, *flash_bevpool.OVERHEADS)
+_OPERATORS = (bev_pool, bev_pool_v2, voxel_pooling, voxel_pool_depth, flash_bevpool, flash_bevpool_sca)
+CASES = tuple(case for operator in _OPERATORS for case in operator.CASES)
+OVERHEADS = tuple(overhead for operator in _OPERATORS for overhead in operator.OVERHEADS)

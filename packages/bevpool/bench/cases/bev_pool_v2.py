@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 from muspace_bevpool import bev_pool_v2, bev_pool_v2_plan
-from muspace_core.bench import GPU, H200, Bar, BenchCase, Work, draw
+from muspace_core.bench import GPU, H200, Bar, BenchCase, OverheadCase, Work, draw
 
 from . import lift
 from .lift import FAMILY, LIFTS
@@ -147,4 +147,27 @@ CASES: Final = (
     *(_everywhere("bevdet_r50", planned) for planned in (True, False)),
     *(_on_gpu(name, planned) for name in ("flashocc_r50", "bevdet_stbase") for planned in (True, False)),
     _case("bevfusion", True, device_types=GPU, dtypes=("float16",), passes=("fwd",)),
+)
+
+
+def _one_point(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    return {
+        "depth": torch.ones(1, 1, 1, 1, 1, device=device),
+        "feat": draw.normal("pixel", (1, 1, 1, 1, 64), device, dtype),
+        "rank": torch.zeros(1, dtype=torch.int32, device=device),
+        "length": torch.ones(1, dtype=torch.int32, device=device),
+    }
+
+
+def _bind(inputs: dict[str, Any], backend: str) -> functools.partial[torch.Tensor]:
+    rank, shape = inputs["rank"], (1, 1, 1, 1, 64)
+    plan = bev_pool_v2_plan(
+        rank, rank, rank, shape, rank, inputs["length"], depth_shape=tuple(inputs["depth"].shape), backend=backend
+    )
+    tensors = (inputs["depth"], inputs["feat"], None, None, None, shape, None, None)
+    return functools.partial(bev_pool_v2, *tensors, plan=plan, backend=backend)
+
+
+OVERHEADS: Final = (
+    OverheadCase(FAMILY, OPERATOR, "one point, C 64, one cell, with a plan", _one_point, _bind, ("depth", "feat")),
 )

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 from muspace_bevpool import flash_bevpool_sca
-from muspace_core.bench import GPU, H200, Bar, BenchCase, Work, draw, rig
+from muspace_core.bench import GPU, H200, Bar, BenchCase, OverheadCase, Work, draw, rig
 from muspace_core.spec import Tolerance
 
 from .lift import CAMERAS, FAMILY
@@ -264,5 +264,40 @@ CASES: Final = (
         device_types=("cpu",),
         dtypes=("float32",),
         speedups={("cpu", "fwd"): 3.0, ("cpu", "bwd"): 3.0},
+    ),
+)
+
+
+def _one_query(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    camera = torch.tensor([[[[8.0, -8.0, 0.0, 0.0], [8.0, 0.0, -8.0, 0.0], [1.0, 0.0, 0.0, 0.0]]]], device=device)
+    return {
+        "image_feats": draw.normal("pixel", (1, 1, 1, 64), device, dtype),
+        "projection_matrices": camera,
+        "sampling_offsets": torch.zeros(1, 1, 2, 1, 4, 2, device=device),
+        "attention_weights": torch.full((1, 1, 2, 1, 4), 0.25, device=device),
+    }
+
+
+def _bind(inputs: dict[str, Any], backend: str) -> functools.partial[torch.Tensor]:
+    return functools.partial(
+        flash_bevpool_sca,
+        **inputs,
+        spatial_shapes=((1, 1),),
+        image_size=(16, 16),
+        roi_range=(0, 10, -5, 5),
+        grid_size=(1, 1),
+        z_anchors=(-0.5, 0.5),
+        backend=backend,
+    )
+
+
+OVERHEADS: Final = (
+    OverheadCase(
+        FAMILY,
+        OPERATOR,
+        "one pixel of one camera, C 64, one query, points 4",
+        _one_query,
+        _bind,
+        ("image_feats", "sampling_offsets", "attention_weights"),
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 from muspace_bevpool import voxel_pool_depth, voxel_pool_depth_plan
-from muspace_core.bench import GPU, H200, Bar, BenchCase, Work, draw, host_allowance_us
+from muspace_core.bench import GPU, H200, Bar, BenchCase, OverheadCase, Work, draw, host_allowance_us
 
 from . import lift
 from .lift import CAMERAS, FAMILY, LIFTS
@@ -123,4 +123,24 @@ CASES: Final = (
         _case("qwen_drive_c32", 32, planned, device_types=("cpu",), dtypes=("float32",), speedups=_SPEEDUPS)
         for planned in (True, False)
     ),
+)
+
+
+def _one_point(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    return {
+        "img_feats": draw.normal("pixel", (1, 1, 64, 1, 1), device, dtype),
+        "img_depth": torch.ones(1, 1, 1, 1, device=device),
+        "voxel_coords": torch.zeros(1, 1, 1, 1, 1, 1, 4, dtype=torch.int32, device=device),
+        "mask": torch.ones(1, 1, 1, 1, 1, 1, dtype=torch.bool, device=device),
+    }
+
+
+def _bind(inputs: dict[str, Any], backend: str) -> functools.partial[torch.Tensor]:
+    plan = voxel_pool_depth_plan(inputs["voxel_coords"], inputs["mask"], 1, 1, 1, 1, backend=backend)
+    tensors = (inputs["img_feats"], inputs["img_depth"], None, None, 1, 1, 1, 1)
+    return functools.partial(voxel_pool_depth, *tensors, plan=plan, backend=backend)
+
+
+OVERHEADS: Final = (
+    OverheadCase(FAMILY, OPERATOR, "one point, C 64, one cell, with a plan", _one_point, _bind, ("img_feats", "img_depth")),
 )

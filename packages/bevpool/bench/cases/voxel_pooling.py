@@ -13,7 +13,7 @@ from muspace_bevpool import (
     voxel_pooling_train,
     voxel_pooling_train_plan,
 )
-from muspace_core.bench import GPU, H200, Bar, BenchCase, Work, draw
+from muspace_core.bench import GPU, H200, Bar, BenchCase, OverheadCase, Work, draw
 
 from . import lift
 from .lift import CAMERAS, FAMILY, LIFTS
@@ -183,4 +183,31 @@ def _case(operator: str, batch: int, planned: bool) -> BenchCase:
 
 CASES: Final = tuple(
     _case(operator, batch, planned) for operator in (TRAIN, INFERENCE) for batch in (1, 4) for planned in (True, False)
+)
+
+
+def _one_point(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    return {
+        "geom_xyz": torch.zeros(1, 1, 1, 1, 1, 3, dtype=torch.int32, device=device),
+        "input_features": draw.normal("row", (1, 1, 64), device, dtype),
+        "depth_features": torch.ones(1, 1, 1, 1, device=device),
+        "context_features": draw.normal("pixel", (1, 64, 1, 1), device, dtype),
+    }
+
+
+def _bind_train(inputs: dict[str, Any], backend: str) -> functools.partial[torch.Tensor]:
+    plan = voxel_pooling_train_plan(inputs["geom_xyz"].view(1, 1, 3), (1, 1, 1), backend=backend)
+    return functools.partial(voxel_pooling_train, None, inputs["input_features"], (1, 1, 1), plan=plan, backend=backend)
+
+
+def _bind_inference(inputs: dict[str, Any], backend: str) -> functools.partial[torch.Tensor]:
+    plan = voxel_pooling_inference_plan(inputs["geom_xyz"], (1, 1, 1), backend=backend)
+    tensors = (None, inputs["depth_features"], inputs["context_features"], (1, 1, 1))
+    return functools.partial(voxel_pooling_inference, *tensors, plan=plan, backend=backend)
+
+
+_ONE: Final = "one point, C 64, one cell, with a plan"
+OVERHEADS: Final = (
+    OverheadCase(FAMILY, TRAIN, _ONE, _one_point, _bind_train, ("input_features",)),
+    OverheadCase(FAMILY, INFERENCE, _ONE, _one_point, _bind_inference, ("depth_features", "context_features")),
 )

@@ -4,5 +4,6 @@
 from . import deformable_aggregation, multi_scale_deformable_attn
 
 FAMILY = "msda"
-CASES = (*multi_scale_deformable_attn.CASES, *deformable_aggregation.CASES)
-OVERHEADS = (*multi_scale_deformable_attn.OVERHEADS, *deformable_aggregation.OVERHEADS)
+_OPERATORS = (multi_scale_deformable_attn, deformable_aggregation)
+CASES = tuple(case for operator in _OPERATORS for case in operator.CASES)
+OVERHEADS = tuple(overhead for operator in _OPERATORS for overhead in operator.OVERHEADS)

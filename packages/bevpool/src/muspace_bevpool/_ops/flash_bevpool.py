@@ -94,7 +94,7 @@ def flash_bevpool(
     checks.companion("depth_params", depth_params, "image_feats", image_feats)
     projections = projection_rows(projection_matrices, image_feats, batch, cameras)
     _check_feature_size(feature_size, batch, cameras, height, width)
-    image, roi, grid = region(image_size, roi_range, grid_size, 6, 3)
+    image, roi, grid = image_extent(image_size), bounds(roi_range, 6), cell_counts(grid_size, 3)
     distribution, epsilon, threshold = _parameters(depth_distribution, epsilon, depth_weight_threshold)
     tensors = (image_feats, depth_params, projections)
     scalars: tuple[Any, ...] = (image, roi, grid, distribution, epsilon, threshold)
@@ -108,21 +108,29 @@ def flash_bevpool(
     )
 
 
-def region(
-    image_size: Numbers, roi_range: Numbers, grid_size: Numbers, *counts: int
-) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, ...]]:
-    """Image size, range and grid as numbers; ``counts`` are their lengths where the range has a z axis."""
+def image_extent(image_size: Numbers) -> tuple[float, ...]:
+    """(h, w) of the images."""
     image = _host.reals("image_size", image_size, 2)
     if min(image) <= 0:
         raise checks.fail("image_size", "positive (h, w)", list(image))
-    roi = _host.reals("roi_range", roi_range, counts[0])
+    return image
+
+
+def bounds(roi_range: Numbers, *counts: int) -> tuple[float, ...]:
+    """(low, high) of every axis in turn; ``counts`` are the lengths that will do."""
+    roi = _host.reals("roi_range", roi_range, *counts)
     for axis in range(0, len(roi), 2):
         if not roi[axis] < roi[axis + 1]:
             raise checks.fail("roi_range", "low < high on every axis", list(roi))
-    grid = _host.sizes("grid_size", grid_size, counts[1])
+    return roi
+
+
+def cell_counts(grid_size: Numbers, *counts: int) -> tuple[int, ...]:
+    """Cells along every axis; ``counts`` are the lengths that will do."""
+    grid = _host.sizes("grid_size", grid_size, *counts)
     if math.prod(grid) > MOST_CELLS:
         raise checks.fail("grid_size", f"at most {MOST_CELLS} cells", list(grid))
-    return image, roi, grid
+    return grid
 
 
 def projection_rows(projections: torch.Tensor, image_feats: torch.Tensor, batch: int, cameras: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from muspace_core import checks
 from muspace_core.scratch import absent
 
 from muspace_bevpool import _autograd, _host, _reference
-from muspace_bevpool._ops.flash_bevpool import Numbers, positive, projection_rows, region
+from muspace_bevpool._ops.flash_bevpool import Numbers, bounds, cell_counts, image_extent, positive, projection_rows
 
 _DISPATCHER = _autograd.DISPATCHERS["flash_bevpool_sca"]
 #: The library keeps the level table in registers.
@@ -138,9 +138,7 @@ def _region(
     image_size: Numbers, roi_range: Numbers, grid_size: Numbers, z_anchors: Numbers | None
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, ...], tuple[float, ...]]:
     """Image size, (x, y) range, (X, Y) and the anchors' heights."""
-    roi = _host.reals("roi_range", roi_range, 4, 6)
-    grid = _host.sizes("grid_size", grid_size, 2, 3)
-    image, _, _ = region(image_size, roi, grid, len(roi), len(grid))
+    image, roi, grid = image_extent(image_size), bounds(roi_range, 4, 6), cell_counts(grid_size, 2, 3)
     if z_anchors is not None:
         return image, roi[:4], grid[:2], _host.reals("z_anchors", z_anchors)
     if len(roi) != 6 or len(grid) != 3:
