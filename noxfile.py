@@ -88,10 +88,14 @@ def cmake(session: nox.Session, family: str, name: str, backends: str, *options:
     return folder
 
 
+#: pytest with a process for every core, as far as memory goes: each holds torch, under a sanitizer twice over.
+PYTEST = ("-m", "pytest", "-q", "--numprocesses", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal")
+
+
 def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
     """pytest from the root, with the arguments after ``--`` appended; a selection may leave a package without tests."""
     nothing_selected = [5] if session.posargs else []
-    command = [sys.executable, "-m", "pytest", "-q", *arguments, *session.posargs]
+    command = [sys.executable, *PYTEST, *arguments, *session.posargs]
     session.run(*command, env=env, external=True, success_codes=[0, *nothing_selected])
 
 
@@ -195,7 +199,8 @@ def types(session: nox.Session) -> None:
     """mypy over the sources of every package."""
     develop(session, development_backends())
     names = ["muspace_core", *(f"muspace_{family}" for family in FAMILIES), "mu_space"]
-    python(session, "-m", "mypy", *(argument for name in names for argument in ("-p", name)))
+    sources = {"MYPYPATH": os.pathsep.join(map(str, sorted(PACKAGES.glob("*/src"))))}
+    python(session, "-m", "mypy", *(argument for name in names for argument in ("-p", name)), env=sources)
 
 
 def plain_cmake(session: nox.Session, source: str, folder: Path, *options: str) -> None:
@@ -232,7 +237,7 @@ def sanitize(session: nox.Session, family: str) -> None:
     develop(session, development_backends())
     header_checks(session, "address")
     header_checks(session, "thread")
-    tests = ["-m", "pytest", "-q", "-p", "no:faulthandler", str(PACKAGES / family / "tests")]
+    tests = [*PYTEST, "-p", "no:faulthandler", str(PACKAGES / family / "tests")]
     folder = cmake(session, family, "address", "cpu;emu", "-DMUSPACE_SANITIZE=address")
     sanitized(session, "address", folder, *tests, "--backend=emu", "-k", KERNEL_TESTS)
     sanitized(session, "address", folder, *tests, "--backend=cpu", "-k", KERNEL_TESTS)
@@ -266,7 +271,7 @@ def fake_device(session: nox.Session, family: str) -> None:
     plugin = str(ROOT / "tools/native/fake_device")
     env = {"MUSPACE_LIBRARY_PATH": str(folder), "MUSPACE_STRICT_PATCH": "1", "PYTHONPATH": plugin}
     operators = ["-p", "fake_device", "--backend=musa", "-k", "test_matches_the_oracle"]
-    python(session, "-m", "pytest", "-q", *operators, str(PACKAGES / family / "tests"), env=env)
+    python(session, *PYTEST, *operators, str(PACKAGES / family / "tests"), env=env)
 
 
 @nox.session
