@@ -12,7 +12,7 @@ import pytest
 import torch
 from muspace_core import BackendUnavailable, MuspaceError, get_last_dispatch_report
 from muspace_core.device import BACKENDS, DEVICE_TYPES, backend_for, launch_context, thread_count
-from muspace_core.dispatch import REQUESTS, Dispatcher
+from muspace_core.dispatch import REQUESTS, Dispatcher, choose_while_compiling
 from muspace_core.spec import OpSpec, Status, Tolerance
 
 VARIABLES = (
@@ -186,6 +186,12 @@ def test_decisions_are_remembered() -> None:
     for _ in range(5):
         dispatcher.choose("auto", torch.device("cpu"), F32)
     assert dispatcher.library.asked == 1  # type: ignore[attr-defined]
+
+
+def test_a_choice_is_marked_as_a_constant_of_graphs_as_torch_does_it() -> None:
+    """The mark is set without torch's decorator, which would import its compiler."""
+    marked = torch.compiler.assume_constant_result(lambda: None)
+    assert vars(marked) and vars(marked).items() <= vars(choose_while_compiling).items()
 
 
 @pytest.mark.parametrize("present", [("cpu",), ()])

@@ -194,11 +194,14 @@ class Dispatcher:
 _DISPATCHERS: dict[str, Dispatcher] = {}
 
 
-@torch.compiler.assume_constant_result
 def choose_while_compiling(qualified_name: str, requested: str, device_type: str, dtype: torch.dtype) -> str:
     """``Dispatcher.choose`` for traced code: runs once, at compile time, and is a constant of the graph."""
     return _DISPATCHERS[qualified_name].choose(requested, torch.device(device_type), dtype).backend
 
+
+# What torch.compiler.assume_constant_result does, but for its import of dynamo, which takes seconds that nobody who does not
+# compile should wait for.
+choose_while_compiling._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _last: tuple[Dispatcher, Choice, str, torch.device, torch.dtype, tuple[Any, ...]] | None = None
 

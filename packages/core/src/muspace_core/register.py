@@ -14,6 +14,7 @@ known exceptions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,21 @@ def takes_direct_path(tensors: Sequence[torch.Tensor]) -> bool:
         if (type(tensor) is not _TENSOR and type(tensor) is not _PARAMETER) or tensor.is_meta:
             return False
     return not (_dispatch_modes() or _profiler_enabled() or _functorch_layer() is not None or _tracing_state() is not None)
+
+
+def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that ``torch.compile`` runs as it is, between two graphs.
+
+    ``torch.compiler.disable`` itself would import dynamo, which takes seconds, wherever the decorated function is defined.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if _is_compiling():
+            return torch.compiler.disable(function)(*arguments, **keywords)
+        return function(*arguments, **keywords)
+
+    return call
 
 
 class Operator:

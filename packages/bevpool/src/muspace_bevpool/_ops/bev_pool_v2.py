@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from muspace_core import checks
+from muspace_core.register import outside_graphs
 from muspace_core.scratch import absent
 
 from muspace_bevpool import _autograd, _host, _reference
@@ -156,7 +157,7 @@ def bev_pool_v2_plan(
         return _make_plan(ranks, sizes, weights, rows, cells, selected)
 
 
-@torch.compiler.disable
+@outside_graphs
 def _make_plan(
     given: tuple[torch.Tensor, ...], sizes: tuple[int, ...], weights: int, rows: int, cells: int, selected: str
 ) -> PoolPlan:

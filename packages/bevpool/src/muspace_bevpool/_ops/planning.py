@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from muspace_core import checks
+from muspace_core.register import outside_graphs
 from muspace_core.scratch import absent
 from torch._guards import detect_fake_mode
 
@@ -56,7 +57,7 @@ def held(plan: PoolPlan | None, selected: str, like: torch.Tensor) -> tuple[torc
     return plan.keys, plan.entries
 
 
-@torch.compiler.disable
+@outside_graphs
 def make_plan(
     operator: str,
     sizes: tuple[int, ...],

@@ -61,6 +61,7 @@ print(json.dumps(found))
 _INFERENCE_FIRST = """
 import importlib, sys
 import torch
+with_torch = set(sys.modules)
 package, name, path, device, backend = sys.argv[1:]
 operator = getattr(importlib.import_module(package), name)
 keywords = {"backend": backend} if backend == "reference" else {}
@@ -76,6 +77,8 @@ for form, arguments in forms.items():
     output.sum().backward()
     assert torch.equal(output.detach(), wanted.to(device)), form
     assert all(leaf.grad is not None for leaf in leaves), form
+slow = {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules) - with_torch
+assert not slow, f"{slow}: seconds of import for who does not compile"
 print("done")
 """
 
@@ -491,7 +494,10 @@ class RuntimeContract(Subject):
             assert_bits_equal(found, wanted, "from a worker")
 
     def test_training_after_inference(self, backend: str, device: str, tmp_path: Path) -> None:
-        """Nothing that a call keeps for the next one may be an inference tensor; every form of the call, in a new process."""
+        """Nothing that a call keeps for the next one may be an inference tensor; every form of the call, in a new process.
+
+        There it also shows that no compiler is imported for a call that is not compiled.
+        """
         tensors = self.tensors(self.smallest(), "float32")
         forms = {"tensors": tensors} | {name: change(dict(tensors)) for name, change in self.forms.items()}
         torch.save((forms, self.floating, self.by_keyword), tmp_path / "forms.pt")
