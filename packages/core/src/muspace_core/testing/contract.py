@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from muspace_core.testing.cases import FLOATING, Arguments, Case, EmptyCase, ErrorCase, Subject
 from muspace_core.testing.derivatives import DerivativeContract
+from muspace_core.testing.dispatching import DispatchContract
 from muspace_core.testing.memory import MemoryContract
 from muspace_core.testing.numerics import NumericContract
 from muspace_core.testing.paths import OperatorLog, PathContract
@@ -24,5 +25,5 @@ from muspace_core.testing.runtime import RuntimeContract
 __all__ = ["FLOATING", "Arguments", "Case", "EmptyCase", "ErrorCase", "OpContract", "OperatorLog", "Subject"]
 
 
-class OpContract(NumericContract, PathContract, RuntimeContract, DerivativeContract, MemoryContract):
-    """Values and gradients, direct and registered paths, dispatch and runtime, refused derivatives, memory."""
+class OpContract(NumericContract, PathContract, DispatchContract, RuntimeContract, DerivativeContract, MemoryContract):
+    """Values and gradients, direct and registered paths, dispatch, runtime, refused derivatives, memory."""

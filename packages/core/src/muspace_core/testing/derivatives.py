@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contract, fourth part: one reverse derivative exists; the second and the forward-mode one are refused, never made up.
+"""Contract: one reverse derivative exists; the second and the forward-mode one are refused, never made up.
 
 A derivative that is dropped without a word trains the wrong model, so every way of asking for one is tried here.
 """

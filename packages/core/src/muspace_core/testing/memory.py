@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contract, fifth part: tensors without ordinary memory.  Zero tensors count as zeros; the others are refused by name.
+"""Contract: tensors without ordinary memory.  Zero tensors count as zeros; the others are refused by name.
 
 A null pointer that reaches a kernel ends the process, so on the host each such call is made in a forked child.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contract, first part: values and gradients against the oracle, over dtypes, layouts and empty sizes."""
+"""Contract: values and gradients against the oracle, over dtypes, layouts and empty sizes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contract, second part: the direct call and the registered operator are the same operator, bit for bit.
+"""Contract: the direct call and the registered operator are the same operator, bit for bit.
 
 Plain tensors in eager mode go straight to the library; anything else that looks like a tensor (fake, functional, batched,
 logged, subclassed, meta, traced) goes through ``torch.ops``.  Every observer below takes the second way.
