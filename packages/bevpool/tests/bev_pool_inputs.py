@@ -126,7 +126,7 @@ ERRORS = (
     wrong_type("feats_array", "feats", lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
     wrong_type("feats_none", "feats", lambda t: None, "a torch.Tensor", "NoneType"),
     wrong_type("coords_list", "coords", lambda t: t.tolist(), "a torch.Tensor", "list"),
-    wrong_type("coords_none", "coords", lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("coords_none", "coords", lambda t: None, "a torch.Tensor, or a plan in its place", "None"),
     wrong_device("coords_meta", "coords", "feats"),
     *[refused(f"{axis}_negative", axis, lambda n: -n) for axis in ("B", "D", "H", "W")],
     *[refused(f"{axis}_float", axis, lambda n: n + 0.5, TypeError) for axis in ("B", "W")],

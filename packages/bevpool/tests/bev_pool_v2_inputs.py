@@ -186,7 +186,7 @@ ERRORS = (
     wrong_type("feat_none", "feat", lambda t: None, "a torch.Tensor", "NoneType"),
     wrong_type("depth_array", "depth", lambda t: t.cpu().numpy(), "a torch.Tensor", "ndarray"),
     *[wrong_type(f"{name}_float", name, lambda t: t.float(), "dtype int32, int64", "float32") for name in INDICES],
-    *[wrong_type(f"{name}_none", name, lambda t: None, "a torch.Tensor", "NoneType") for name in INDICES],
+    *[wrong_type(f"{name}_none", name, lambda t: None, "a torch.Tensor, or a plan in its place", "None") for name in INDICES],
     *[wrong_type(f"{name}_list", name, lambda t: t.tolist(), "a torch.Tensor", "list") for name in RANKS],
     *[wrong_shape(f"{name}_rank", name, lambda t: t[None], "[Np]", "[1, 66]") for name in RANKS],
     *[wrong_shape(f"{name}_rank", name, lambda t: t[None], "[Ni]", "[1, 22]") for name in INTERVALS],
@@ -220,7 +220,7 @@ def _rank(name: str, argument: str, at: int, number: int) -> ErrorCase:
 
 
 def _cell(name: str, at: int, number: int) -> ErrorCase:
-    expected = "a cell from 0 to 23, one for all points of an interval"
+    expected = "a cell from 0 to 23"
     return wrong_value(name, "ranks_bev", number_at(at, number), expected, str(number), f"ranks_bev[{at}]")
 
 
@@ -239,6 +239,9 @@ CONTENTS = (
     _cell("bev_rank_negative", 0, -1),
     _cell("bev_rank_at_the_end", 65, 24),
     _cell("bev_rank_smallest", 0, -HUGE - 1),
+    wrong_value(
+        "bev_rank_of_another_cell", "ranks_bev", number_at(64, 5), "22 like the first of its interval", "5", "ranks_bev[64]"
+    ),
     _interval("start_negative", "interval_starts", 0, -1, -1, 6),
     _interval("start_at_the_end", "interval_starts", 21, 1000, 1000, 1),
     _interval("start_huge", "interval_starts", 21, HUGE, HUGE, 1),

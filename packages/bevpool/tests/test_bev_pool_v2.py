@@ -166,6 +166,9 @@ def test_faulty_indices(case: ErrorCase, backend: str, device: str, monkeypatch:
             if case.message.startswith("ranks_bev[0]"):
                 # The cell of an interval is that of its first point, so here all of them go.
                 mask[0, :, 0, 0, 0] = False
+            if case.message.startswith("ranks_bev[64]"):
+                # The oracle goes by points and adds it to the cell it names; in an interval of another cell it counts nowhere.
+                mask[0, :, 0, 1, 1] = False
             assert_close(output, wanted, 2e-6, "the other points", mask)
         monkeypatch.setenv("MUSPACE_CHECK", "1")
     case.check(lambda: call(backend, *tensors.values()), device)

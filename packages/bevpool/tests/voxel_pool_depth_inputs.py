@@ -159,7 +159,7 @@ ERRORS = (
     wrong_type("depth_int", DEPTH, lambda t: t.int(), NARROW, "int32"),
     wrong_type("depth_complex", DEPTH, lambda t: t.to(torch.complex64), NARROW, "complex64"),
     wrong_type("coords_float", COORDS, lambda t: t.float(), "dtype int32, int64", "float32"),
-    wrong_type("coords_none", COORDS, lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("coords_none", COORDS, lambda t: None, "a torch.Tensor, or a plan in its place", "None"),
     wrong_type("mask_float", "mask", lambda t: t.float(), "dtype bool", "float32"),
     wrong_type("mask_list", "mask", lambda t: t.tolist(), "a torch.Tensor", "list"),
     wrong_type("feats_none", FEATS, lambda t: None, "a torch.Tensor", "NoneType"),

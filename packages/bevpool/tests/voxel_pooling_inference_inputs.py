@@ -99,7 +99,7 @@ ERRORS = (
     ),
     wrong_shape("context_rank", CONTEXT, lambda t: t[0], "[B*N, C, H, W]", "[4, 2, 3]"),
     wrong_type("geom_float", "geom_xyz", lambda t: t.float(), "dtype int32, int64", "float32"),
-    wrong_type("geom_none", "geom_xyz", lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("geom_none", "geom_xyz", lambda t: None, "a torch.Tensor, or a plan in its place", "None"),
     wrong_type("depth_int", DEPTH, lambda t: t.int(), NARROW, "int32"),
     wrong_type("context_int", CONTEXT, lambda t: t.int(), STORAGE, "int32"),
     wrong_type("context_complex", CONTEXT, lambda t: t.to(torch.complex64), STORAGE, "complex64"),

@@ -113,7 +113,7 @@ ERRORS = (
     wrong_type("geom_float", "geom_xyz", lambda t: t.float(), "dtype int32, int64", "float32"),
     wrong_type("geom_int16", "geom_xyz", lambda t: t.short(), "dtype int32, int64", "int16"),
     wrong_type("geom_list", "geom_xyz", lambda t: t.tolist(), "a torch.Tensor", "list"),
-    wrong_type("geom_none", "geom_xyz", lambda t: None, "a torch.Tensor", "NoneType"),
+    wrong_type("geom_none", "geom_xyz", lambda t: None, "a torch.Tensor, or a plan in its place", "None"),
     wrong_type("features_int", "input_features", lambda t: t.int(), STORAGE, "int32"),
     wrong_type("features_complex", "input_features", lambda t: t.to(torch.complex64), STORAGE, "complex64"),
     wrong_type("features_none", "input_features", lambda t: None, "a torch.Tensor", "NoneType"),

@@ -21,20 +21,21 @@ MSP_CPU_INLINE const T* read_numbers(const void* data, Storage storage, int64_t 
       const float* numbers = static_cast<const float*>(data) + offset;
       if constexpr (sizeof(T) == sizeof(float)) return numbers;
       for (int i = 0; i < count; ++i) buffer[i] = static_cast<T>(numbers[i]);
-      break;
+      return buffer;
     }
     case Storage::f64: {
       const double* numbers = static_cast<const double*>(data) + offset;
       if constexpr (sizeof(T) == sizeof(double)) return numbers;
-      break;  // fp64 locations come with fp64 values only
+      for (int i = 0; i < count; ++i) buffer[i] = static_cast<T>(numbers[i]);
+      return buffer;
     }
     case Storage::f16:
       for (int i = 0; i < count; ++i) buffer[i] = cpu::load(static_cast<const half_t*>(data) + offset + i);
-      break;
+      return buffer;
     case Storage::bf16:
-      for (int i = 0; i < count; ++i) buffer[i] = cpu::load(static_cast<const bfloat16_t*>(data) + offset + i);
       break;
   }
+  for (int i = 0; i < count; ++i) buffer[i] = cpu::load(static_cast<const bfloat16_t*>(data) + offset + i);
   return buffer;
 }
 

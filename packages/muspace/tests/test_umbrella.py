@@ -52,7 +52,8 @@ def test_names_are_the_very_objects_of_the_wheel(family: str) -> None:
 
 @pytest.mark.parametrize("family", sorted(families.KNOWN))
 def test_table_of_known_names_is_what_the_wheel_exports(family: str) -> None:
-    assert set(families.KNOWN[family]) == set(families.exports(family))
+    assert set(families.KNOWN[family].all) == set(families.exports(family))
+    assert families.KNOWN[family].operators == tuple(spec.name for spec in families.specs(family))
 
 
 def test_dispatch_report_is_the_one_of_core() -> None:

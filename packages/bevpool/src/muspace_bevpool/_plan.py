@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from muspace_core import checks
@@ -48,13 +48,14 @@ class PointMap:
         return self.rows is not None or self.depth_bins > 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PoolPlan:
     """Where the points of one calibration fall, computed once and handed to every call with ``plan=``.
 
     Made by the ``*_plan`` functions; opaque but for ``nbytes``, ``device`` and ``kept()``. A plan serves one operator, one
     set of sizes and one backend; features, depths and their dtypes may change from call to call, forward and backward. Calls
-    with a plan neither sort nor read anything on the host, so they can be captured in a CUDA graph. ``torch.save`` keeps one.
+    with a plan neither sort nor read anything on the host, so they can be captured in a CUDA graph. ``torch.save`` keeps one;
+    ``torch.load`` opens it once ``muspace_bevpool`` is imported.
 
     >>> import torch
     >>> from muspace_bevpool import bev_pool, bev_pool_plan
@@ -73,8 +74,11 @@ class PoolPlan:
     keys: torch.Tensor
     entries: torch.Tensor
     row_entries: torch.Tensor
-    ranks: tuple[torch.Tensor, ...] = field(default=(), repr=False)
+    ranks: tuple[torch.Tensor, ...] = ()
     unique: bool = True
+
+    def __repr__(self) -> str:
+        return f"PoolPlan({self.operator}, {self.points} points, backend {self.backend}, {self.nbytes} bytes on {self.device})"
 
     @property
     def device(self) -> torch.device:

@@ -16,29 +16,46 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 ENTRY_POINT_GROUP: Final = "muspace.families"
 
-#: Public names of the wheels of this release, so that a missing wheel can be named without importing anything.
-KNOWN: Final[dict[str, tuple[str, ...]]] = {
-    "bevpool": (
-        "PoolPlan",
-        "bev_pool",
-        "bev_pool_plan",
-        "bev_pool_v2",
-        "bev_pool_v2_plan",
-        "bev_pool_v2_ranks",
-        "flash_bevpool",
-        "flash_bevpool_sca",
-        "voxel_pool_depth",
-        "voxel_pool_depth_plan",
-        "voxel_pooling_inference",
-        "voxel_pooling_inference_plan",
-        "voxel_pooling_train",
-        "voxel_pooling_train_plan",
+
+class Names(NamedTuple):
+    """Public names of a wheel."""
+
+    operators: tuple[str, ...]
+    #: Modules, plans and their builders.
+    others: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.operators + self.others
+
+
+#: The wheels of this release, so that a missing one can be named without importing anything.
+KNOWN: Final[dict[str, Names]] = {
+    "bevpool": Names(
+        (
+            "bev_pool",
+            "bev_pool_v2",
+            "voxel_pooling_train",
+            "voxel_pooling_inference",
+            "voxel_pool_depth",
+            "flash_bevpool",
+            "flash_bevpool_sca",
+        ),
+        (
+            "PoolPlan",
+            "bev_pool_plan",
+            "bev_pool_v2_plan",
+            "bev_pool_v2_ranks",
+            "voxel_pool_depth_plan",
+            "voxel_pooling_inference_plan",
+            "voxel_pooling_train_plan",
+        ),
     ),
-    "msda": ("multi_scale_deformable_attn", "deformable_aggregation", "MultiScaleDeformableAttention"),
+    "msda": Names(("multi_scale_deformable_attn", "deformable_aggregation"), ("MultiScaleDeformableAttention",)),
 }
 #: Names that every wheel has of its own and that therefore mean nothing without it.
 PER_WHEEL: Final = ("SPECS", "why_not")
@@ -112,7 +129,7 @@ def specs(family: str) -> tuple[Any, ...]:
 def owner(name: str) -> str | None:
     """Family that exports ``name``: from the table of known names, else by asking the installed packages."""
     for family, names in KNOWN.items():
-        if name in names:
+        if name in names.all:
             return family
     for family in installed():
         if name in exports(family):
@@ -129,12 +146,12 @@ def exports(family: str) -> tuple[str, ...]:
 
 def public_names() -> list[str]:
     """Names that ``mu_space.ops`` answers to: the known ones and, without importing them, no others."""
-    return sorted(name for names in KNOWN.values() for name in names)
+    return sorted(name for names in KNOWN.values() for name in names.all)
 
 
 def star_names() -> list[str]:
     """What ``from mu_space.ops import *`` gives: the names of the installed wheels, the known ones without importing them."""
-    return sorted({name for family in installed() for name in KNOWN.get(family) or exports(family)})
+    return sorted({name for family in installed() for name in (KNOWN[family].all if family in KNOWN else exports(family))})
 
 
 def resolve(name: str, module: str) -> Any:

@@ -44,8 +44,9 @@ def fault(word: int, ranks: Ranks, weights: int, rows: int, cells: int) -> Value
         first[start : start + length] = rank_bev[start] if length else 0
     if word & BEV_RANK:
         place = int(torch.nonzero(covered & ((rank_bev < 0) | (rank_bev >= cells) | (rank_bev != first)))[0])
-        expected = f"a cell from 0 to {cells - 1}, one for all points of an interval"
-        return checks.fail(f"ranks_bev[{place}]", expected, int(rank_bev[place]))
+        cell = int(rank_bev[place])
+        alone = f"{int(first[place])} like the first of its interval"
+        return checks.fail(f"ranks_bev[{place}]", alone if 0 <= cell < cells else f"a cell from 0 to {cells - 1}", cell)
     argument, rank, count = ("ranks_feat", rank_feat, rows) if word & FEAT_RANK else ("ranks_depth", rank_depth, weights)
     place = int(torch.nonzero(covered & ((rank < 0) | (rank >= count)))[0])
     return checks.fail(f"{argument}[{place}]", f"an index from 0 to {count - 1}", int(rank[place]))

@@ -141,10 +141,10 @@ def bev_pool_v2_plan(
         >>> bev_pool_v2(depth, feat, None, None, None, shape, None, None, plan=plan).sum()
         tensor(6.)
     """
-    checks.tensors(ranks_depth=ranks_depth)
+    given = (ranks_depth, ranks_feat, ranks_bev, interval_starts, interval_lengths)
+    checks.tensors(**dict(zip(_NAMES, given, strict=True)))
     planning.check_contents("ranks_depth", ranks_depth)
     device = ranks_depth.device
-    given = (ranks_depth, ranks_feat, ranks_bev, interval_starts, interval_lengths)
     ranks = _checked_ranks(given, "ranks_depth", device)
     shape = _bev_shape(bev_feat_shape, None)
     batch, cameras, bins, height, width = _host.sizes("depth_shape", depth_shape, 5)
@@ -254,7 +254,7 @@ def _checked_ranks(ranks: tuple[Any, ...], owner: str, device: torch.device) -> 
 
 
 def _checked_rank(name: str, rank: Any, owner: str, device: torch.device) -> torch.Tensor:
-    checks.tensors(**{name: rank})
+    planning.require(name, rank)
     checks.layout(**{name: rank})
     checks.rank(name, rank, "Ni" if name.startswith("interval") else "Np")
     checks.dtype(name, rank, planning.INDEX_DTYPES)

@@ -16,12 +16,19 @@ from muspace_bevpool._plan import KeyRule, PointMap, PoolPlan, check_counts
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
+def require(argument: str, value: object) -> None:
+    """TypeError for anything but a tensor; what is missing altogether could be a plan."""
+    if value is None:
+        raise TypeError(f"{argument}: expected a torch.Tensor, or a plan in its place, got None")
+    checks.tensors(**{argument: value})
+
+
 def check_coordinates(argument: str, coords: torch.Tensor | None, axes: str, owner: str, device: torch.device) -> torch.Tensor:
     """``coords``, an integer tensor of the shape ``axes``, whose last one is a number, on the device of ``owner``.
 
     Axes are names separated by blanks; ``...`` stands for any number of them.
     """
-    checks.tensors(**{argument: coords})
+    require(argument, coords)
     assert coords is not None
     checks.layout(**{argument: coords})
     names = axes.split()

@@ -35,7 +35,7 @@ def matrix() -> list[dict[str, Any]]:
         if family in families.installed():
             entries += [_entry(spec) for spec in families.specs(family)]
         else:
-            entries.append(_missing(family))
+            entries += [_missing(family, name) for name in families.KNOWN[family].operators]
     return entries
 
 
@@ -61,10 +61,10 @@ def _entry(spec: Any) -> dict[str, Any]:
     }
 
 
-def _missing(family: str) -> dict[str, Any]:
+def _missing(family: str, name: str) -> dict[str, Any]:
     absent = {"kind": "absent", "note": f"muspace-{family} is not installed"}
     return {
-        "name": families.KNOWN[family][0],
+        "name": name,
         "family": family,
         "wheel": f"muspace-{family}",
         "wheel_version": None,
