@@ -2,8 +2,8 @@
 """mkdocs hook: writes the operator pages and fills the markers of the others from the code, at build time.
 
 ``<!-- generate: NAME -->`` is replaced by the output of a generator below, ``<!-- source: PATH#NAME -->`` by that code,
-``<!-- include: PATH -->`` by a Markdown file of the repository with its links made to fit, and ``<!-- drawing: FILE.svg -->``
-by the file, inline, so that it follows the colours of the page.
+``<!-- include: PATH -->`` by a Markdown file of the repository, or those of a pattern, with its links made to fit, and
+``<!-- drawing: FILE.svg -->`` by the file, inline, so that it follows the colours of the page.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import io
 import re
@@ -63,8 +64,17 @@ def _continues(section: tuple[str | None, list[str]]) -> bool:
     return bool(section[1]) and not section[1][0].startswith(" ") and section[1][-1] != ""
 
 
+def escaped(text: str, signs: str = "*_") -> str:
+    """Text in which nothing but code spans is markup: angle brackets and ``signs`` outside of them are shown as they are."""
+    parts = re.split(r"(`[^`]*`)", text)
+    for place in range(0, len(parts), 2):
+        shown = html.escape(parts[place], quote=False)
+        parts[place] = "".join(f"\\{sign}" if sign in signs else sign for sign in shown)
+    return "".join(parts)
+
+
 def _inline(text: str) -> str:
-    return _ROLE.sub(r"`\1`", text).replace("``", "`")
+    return escaped(_ROLE.sub(r"`\1`", text).replace("``", "`"), signs="")
 
 
 def _prose(lines: list[str]) -> str:
@@ -110,7 +120,7 @@ def formula(latex: str) -> str:
     drawing = re.sub(r"<style[^>]*>.*?</style>", "", drawing, flags=re.DOTALL).replace('style="', 'style="fill: currentColor; ')
     drawing = drawing.replace("<svg ", '<svg fill="currentColor" role="img" ', 1)
     drawing = re.sub(r"\s*\n\s*", " ", drawing).strip()
-    return f'<div class="formula" title="{latex.replace(chr(34), "")}">{drawing}</div>'
+    return f'<div class="formula" title="{html.escape(latex)}">{drawing}</div>'
 
 
 _RENDER: dict[str, Callable[[list[str]], str]] = {

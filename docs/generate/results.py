@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from generate.docstring import escaped
 from generate.specs import table
 
 NONE = (
@@ -50,6 +51,7 @@ def page(root: Path) -> str:
 
 
 def _section(name: str, document: dict[str, Any]) -> str:
+    from mu_space.cli import bench
     from muspace_core.bench import table as cells
 
     versions = ", ".join(f"{wheel.replace('_', '-')} {version}" for wheel, version in document["versions"].items())
@@ -60,11 +62,13 @@ def _section(name: str, document: dict[str, Any]) -> str:
     rows = [cells.cells(row) for row in document["rows"]]
     if rows:
         used = cells.columns_in_use(rows)
-        parts.append(table([cells.COLUMNS[i] for i in used], [[row[i] for i in used] for row in rows]))
-        parts.append(cells.LEGEND)
+        parts.append(table([cells.COLUMNS[i] for i in used], [[escaped(row[i]) for i in used] for row in rows]))
+        parts.append(bench.legend([cells.COLUMNS[i] for i in used]))
     if any(row["correct"] for row in document["rows"]):
         parts.append(f"![Times per call beside peer, goal and floors](img/benchmarks/{name}.svg)")
     if document["overhead"]:
         parts.append("### Host time of one call")
-        parts.append(table(cells.OVERHEAD_COLUMNS, [cells.overhead_cells(row) for row in document["overhead"]]))
+        rows = [[escaped(cell) for cell in cells.overhead_cells(row)] for row in document["overhead"]]
+        parts.append(table([escaped(column) for column in cells.OVERHEAD_COLUMNS], rows))
+        parts.append(escaped(bench.OVERHEAD_LEGEND))
     return "\n\n".join(parts)

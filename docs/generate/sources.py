@@ -51,7 +51,7 @@ def _block(text: str, name: str, target: str) -> str:
 
 
 def include(root: Path, path: str, page: str) -> str:
-    """A Markdown file of the repository; its links to pages of the site are made relative to ``page``, others become text."""
+    """Markdown of a path or pattern; its links to pages of the site are made relative to ``page``, others become text."""
 
     def fit(match: re.Match[str]) -> str:
         label, target = match.groups()
@@ -62,4 +62,8 @@ def include(root: Path, path: str, page: str) -> str:
             return label
         return f"[{label}]({posixpath.relpath(inside, posixpath.dirname(page) or '.')})"
 
-    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", fit, (root / path).read_text(encoding="utf-8"))
+    found = sorted(root.glob(path))
+    if not found:
+        raise ValueError(f"{path}: no such file")
+    text = "\n".join(file.read_text(encoding="utf-8") for file in found)
+    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", fit, text)

@@ -16,7 +16,7 @@ README = ROOT / "README.md"
 pytestmark = pytest.mark.skipif(not (ROOT / "mkdocs.yml").is_file(), reason="the pages are not part of an sdist")
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
-RUNNABLE = [README, *(ROOT / "docs" / name for name in ("index.md", "quickstart.md", "dispatch.md"))]
+RUNNABLE = [README, *(ROOT / "docs" / name for name in ("index.md", "quickstart.md", "bird-eye-view.md", "dispatch.md"))]
 RUNNABLE += sorted(ROOT.glob("packages/*/README.md"))
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "--json", "/"], "--json: expected a file, / is a folder (see "),
         (["bench", "--json", f"/tmp/{'x' * 300}"], ": File name too long (see "),
         (["bench", "--json", "/dev/null/x.json"], "--json: /dev/null is not a folder (see "),
-        ([], "required: command"),
+        (["--"], "required: command"),
     ],
 )
 def test_wrong_command_line_is_one_sentence_and_status_2(
@@ -84,6 +85,12 @@ def test_wrong_command_line_is_one_sentence_and_status_2(
     printed = capsys.readouterr()
     assert status == 2 and printed.out == ""
     assert sentence in printed.err and printed.err.count("\n") == 1
+
+
+def test_the_bare_command_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("usage: mu-space ") and all(name in printed.err for name in COMMANDS)
 
 
 def test_python_dash_m_and_a_closed_pipe() -> None:
@@ -231,7 +238,7 @@ def test_ops_of_a_missing_wheel_is_absent_everywhere(
     monkeypatch.setattr(families, "installed", dict)
     assert main(["ops", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
-    assert sorted(entry["family"] for entry in entries) == sorted(families.KNOWN)
+    assert [entry["name"] for entry in entries] == [n for _, known in sorted(families.KNOWN.items()) for n in known.operators]
     for entry in entries:
         assert {value["kind"] for value in entry["backends"].values()} == {"absent"} and entry["wheel_version"] is None
     assert main(["ops"]) == 0
@@ -361,7 +368,10 @@ def test_bench_rows_of_the_reference_pass_their_gate(tmp_path: Path, capsys: pyt
     file = tmp_path / "result.json"
     options = ["--case", "tsa_2000", "--dtype", "fp32", "--backend", "reference", "--quick", "--device", "cpu"]
     assert main(["bench", *options, "--json", str(file)]) == 0
-    printed = capsys.readouterr().out
+    captured = capsys.readouterr()
+    printed = captured.out
+    assert captured.err == f"mu-space bench: wrote {file}\n"
+    assert "floors: " in printed and "peak: " not in printed  # the legend has the columns of the table alone
     rows = json.loads(file.read_text())["rows"]
     assert [(row["pass"], row["correct"], row["backend"]) for row in rows] == [
         ("fwd", True, "reference"),
@@ -403,9 +413,87 @@ def test_bench_overhead_json_on_stdout(capsys: pytest.CaptureFixture[str]) -> No
     assert document["rows"] == [] and {row["operator"] for row in document["overhead"]} >= {"multi_scale_deformable_attn"}
 
 
-def test_bench_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_list_has_dtypes_and_the_words_of_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list"]) == 0
-    assert "sca_base" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "sca_base" in printed and "fwd, bwd, ordered" in printed and "bwd_ordered" not in printed
+    assert "dtypes" in printed and "fp32, bf16" in printed
+
+
+@pytest.fixture
+def document() -> dict:
+    """A result document with one row of each kind."""
+    limit = {"output": 1e-6}
+    row = {
+        "operator": "voxel_pooling_train", "case": "b1_plan", "dtype": "float32", "pass": "bwd_ordered", "backend": "cuda",
+        "route": "sort+gather", "error": None, "deviations": limit, "limits": limit, "correct": True, "goal_speedup": None,
+        "goal_met": None, "peak_bytes": 1 << 20, "peer": None, "speedup": None,
+    }  # fmt: skip
+    times = (
+        "wall_us",
+        "graph_us",
+        "goal_us",
+        "peer_us",
+        "dram_floor_us",
+        "cache_floor_us",
+        "over_dram_floor",
+        "over_cache_floor",
+    )
+    measured = ("without_grad_us", "with_grad_us", "forward_backward_us", "empty_us", "add_us")
+    overhead = {"operator": "voxel_pooling_train", "device": "cpu", "backend": "native", "shape": "one point, C 64, one cell"}
+    overhead |= {**dict.fromkeys(measured, 1.0), "budget_us": {"without": 8.0, "with": 20.0}, "within_budget": True}
+    machine = {"device": "somewhere", "device_type": "cuda", "torch": "2"}
+    return {"machine": machine, "ceilings": None, "rows": [row | dict.fromkeys(times)], "overhead": [overhead]}
+
+
+def test_bench_footers_explain_the_columns_that_are_there(document: dict, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("numpy")
+    bench.show(document)
+    printed = capsys.readouterr().out
+    assert " ordered " in printed and "bwd ordered" not in printed
+    assert "peak: " in printed and "floors: " not in printed and "baseline: " not in printed
+    assert "8/20 met" in printed and "budget: most µs without/with grad" in printed
+
+
+@pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
+@pytest.mark.parametrize("columns", [60, 80, 132, 200])
+def test_no_name_is_broken_in_a_terminal(
+    columns: int, rich: bool, document: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("numpy")
+    if rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setitem(sys.modules, "rich", None)
+        monkeypatch.setitem(sys.modules, "rich.box", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+    def shown() -> str:
+        return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+
+    operators = [spec.name for family in families.installed() for spec in families.specs(family)]
+    assert main(["ops"]) == 0
+    assert set(operators) <= set(shown().split())
+    assert main(["bench", "--list"]) == 0
+    listed = shown()
+    cases = [case.name for family in bench.load_families([]) for case in family.cases]
+    assert {*operators, *cases} <= set(listed.split()) and max(map(len, listed.splitlines())) <= columns
+    bench.show(document)
+    assert {"voxel_pooling_train", "b1_plan"} <= set(shown().split())  # the case's row and the host time's
+
+
+def test_bench_says_what_it_drew(
+    document: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    from muspace_core.bench import plot
+
+    monkeypatch.setattr(bench, "measure", lambda *a: document)
+    monkeypatch.setattr(plot, "draw", lambda *a: None)
+    file = tmp_path / "x.png"
+    assert main(["bench", "--device", "cpu", "--plot", str(file)]) == 0
+    assert capsys.readouterr().err == f"mu-space bench: wrote {file}\n"
 
 
 def test_bench_without_a_fitting_case_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,11 +213,14 @@ def test_output_that_cannot_be_written_is_refused_before_the_work(folder, tmp_pa
     file = tmp_path / "afile"
     file.write_text("a file")
     for out in (file, file / "x", file / "x" / "y"):
-        assert f"output {out}: {file} exists and is not a folder" in refusal(capsys, out, "--sample", str(folder))
-        assert f"output {out}: " in refusal(capsys, tmp_path / "new", "--write-sample", str(out))
+        assert f"--out {out}: {file} exists and is not a folder" in refusal(capsys, out, "--sample", str(folder))
+        assert f"--write-sample {out}: " in refusal(capsys, tmp_path / "new", "--write-sample", str(out))
+    if Path("/proc").is_dir():  # root may write there, says os.access
+        assert "--out /proc/x: " in refusal(capsys, Path("/proc/x"), "--sample", str(folder))
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     assert "is not a folder" in refusal(capsys, tmp_path / "dangling", "--sample", str(folder))
-    assert "too long" in refusal(capsys, tmp_path / ("x" * 300), "--sample", str(folder))
+    error = refusal(capsys, tmp_path / ("x" * 300), "--sample", str(folder))
+    assert "--out " in error and "too long" in error
     (tmp_path / "used" / "report.json").mkdir(parents=True)
     assert demo.main(arguments("--sample", str(folder), "--out", str(tmp_path / "used"))) == 2
     assert "report.json is a folder" in capsys.readouterr().err

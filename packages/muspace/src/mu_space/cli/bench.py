@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,14 @@ from mu_space.cli.main import OutputError, UsageError
 
 PASSES: Final = {"fwd": "fwd", "bwd": "bwd", "ordered": "bwd_ordered", "bwd_ordered": "bwd_ordered"}
 BACKENDS: Final = ("auto", "native", "cpu", "cuda", "hip", "musa", "emu", "reference")
+#: Pass of a case → the word of ``--pass``.
+PASS_WORDS: Final = {"fwd": "fwd", "bwd": "bwd", "bwd_ordered": "ordered"}
+NAMES: Final = ("operator", "case")
+OVERHEAD_LEGEND: Final = (
+    "host µs of one call on tiny inputs, less that of the torch.empty of its result. fwd+bwd: forward and backward together. "
+    "budget: most µs without/with grad on an idle cpu core, and whether both are met; on a device compare with x.add_, the "
+    "host time of one small in-place addition."
+)
 DEVICE_TYPES: Final = ("cpu", "cuda", "musa")
 EPILOG: Final = """\
 Each row is first compared with the fp64 reference; if that fails, the deviation is printed and no speed, and the exit status
@@ -180,27 +189,49 @@ def check_filters(args: argparse.Namespace, loaded: Sequence[Any]) -> None:
     _known("case", args.case, [case.name for case in cases])
 
 
+def legend(columns: Iterable[str]) -> str:
+    """What the table's legend says of these columns."""
+    from muspace_core.bench import table
+
+    shown = " ".join(columns)
+    sentences = re.split(r"(?<=\.) (?=\w+: )", table.LEGEND)
+    return " ".join(sentence for sentence in sentences if sentence.partition(":")[0].removesuffix("s") in shown)
+
+
 def show(document: dict[str, Any]) -> None:
     """Prints the tables of a result document."""
     from muspace_core.bench import table
 
     if document["rows"]:
-        rows = [table.cells(row) for row in document["rows"]]
+        rows = [table.cells({**row, "pass": PASS_WORDS[row["pass"]]}) for row in document["rows"]]
         keep = table.columns_in_use(rows)
-        text.table(table.title(document), [table.COLUMNS[i] for i in keep], [[row[i] for i in keep] for row in rows])
-        print(table.LEGEND)
+        columns = [table.COLUMNS[i] for i in keep]
+        text.table(table.title(document), columns, [[row[i] for i in keep] for row in rows], names=NAMES)
+        print(legend(columns))
     if document["overhead"]:
         rows = [table.overhead_cells(row) for row in document["overhead"]]
-        text.table(table.title(document), table.OVERHEAD_COLUMNS, rows)
+        text.table(table.title(document), table.OVERHEAD_COLUMNS, rows, names=NAMES)
+        print(OVERHEAD_LEGEND)
 
 
 def list_cases(loaded: Sequence[Any]) -> int:
+    from muspace_core.bench.case import SHORT_DTYPES
+
     rows = [
-        (family.name, case.operator, case.name, "/".join(case.device_types), case.shape, ", ".join(case.passes), case.source)
+        (
+            family.name,
+            case.operator,
+            case.name,
+            "/".join(case.device_types),
+            ", ".join(SHORT_DTYPES.get(name, name) for name in case.dtypes),
+            ", ".join(PASS_WORDS[name] for name in case.passes),
+            case.shape,
+            case.source,
+        )
         for family in loaded
         for case in family.cases
     ]
-    text.table("", ("family", "operator", "case", "devices", "shape", "passes", "source"), rows)
+    text.table("", ("family", "operator", "case", "devices", "dtypes", "passes", "shape", "source"), rows, names=NAMES)
     return 0
 
 
@@ -224,10 +255,13 @@ def main(args: argparse.Namespace) -> int:
         show(document)
         if args.json:
             _write(document, args.json)
+            print(f"mu-space bench: wrote {args.json}", file=sys.stderr)
     failed = [row for row in document["rows"] if not row["correct"] or row["error"]]
     for row in failed:
         why = row["error"] or f"the correctness gate failed: {row['deviations']} against {row['limits']}"
-        print(f"mu-space bench: {row['operator']} {row['case']} {row['dtype']} {row['pass']}: {why}", file=sys.stderr)
+        print(
+            f"mu-space bench: {row['operator']} {row['case']} {row['dtype']} {PASS_WORDS[row['pass']]}: {why}", file=sys.stderr
+        )
     if args.plot:
         from muspace_core.bench import plot
 
@@ -236,4 +270,5 @@ def main(args: argparse.Namespace) -> int:
         except (ValueError, OSError) as error:
             print(f"mu-space bench: no plot: {error}", file=sys.stderr)
             return 1
+        print(f"mu-space bench: wrote {args.plot}", file=sys.stderr)
     return 1 if failed else 0

@@ -111,6 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if command is not None and command not in COMMANDS:
         return _unknown_command(command)
+    if not arguments:
+        build_parser(None).print_help(sys.stderr)
+        return 2
     try:
         return _run(command, arguments)
     except UsageError as error:

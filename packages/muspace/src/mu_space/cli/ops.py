@@ -102,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
         version = entry["wheel_version"] or "not installed"
         kinds = [entry["backends"][name]["kind"] for name in BACKENDS]
         rows.append((entry["name"], *kinds, _dtypes(entry), f"{entry['wheel']} {version}"))
-    text.table("", columns, rows)
+    text.table("", columns, rows, names=("operator",))
     for entry in entries:  # sentences, which no column of a terminal is wide enough for
         if entry["determinism"]:
             print(f"  {entry['name']}: {entry['determinism']}")

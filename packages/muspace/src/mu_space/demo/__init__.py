@@ -17,6 +17,7 @@ import importlib.util
 import json
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -133,21 +134,28 @@ def _check_backend(transform: str, backend: str, device: str) -> None:
             raise Unavailable(reason)
 
 
-def _check_output(folder: Path, names: tuple[str, ...]) -> None:
+def _check_output(option: str, folder: Path, names: tuple[str, ...]) -> None:
     """Refuse a folder that could not be made or written, before there is anything to write."""
     for nearest in (folder, *folder.parents):
         try:
             nearest.lstat()
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:  # a name that is too long
+            raise OSError(f"{option} {folder}: {error.strerror}") from None
         break
     if not nearest.is_dir():
-        raise NotADirectoryError(f"output {folder}: {nearest} exists and is not a folder")
+        raise NotADirectoryError(f"{option} {folder}: {nearest} exists and is not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise PermissionError(f"output {folder}: {nearest} is not writable")
+        raise PermissionError(f"{option} {folder}: {nearest} is not writable")
+    try:  # some file systems say only then that they take nothing, /proc among them
+        with tempfile.TemporaryDirectory(dir=nearest, prefix=".mu-space-"):
+            pass
+    except OSError as error:
+        raise PermissionError(f"{option} {folder}: nothing can be made in {nearest}: {error.strerror}") from None
     for name in names:
         if (folder / name).is_dir():
-            raise IsADirectoryError(f"output {folder / name} is a folder, expected a file or nothing")
+            raise IsADirectoryError(f"{option} {folder / name} is a folder, expected a file or nothing")
 
 
 def _check(reach: float, cell: float) -> None:
@@ -189,9 +197,9 @@ def run(
     The report's keys are listed in `report.as_dict`.
     """
     out = Path(out)
-    _check_output(out, FILES)
+    _check_output("--out", out, FILES)
     if write_sample is not None:
-        _check_output(Path(write_sample), SAMPLE_FILES)
+        _check_output("--write-sample", Path(write_sample), SAMPLE_FILES)
     if view_transform not in VIEW_TRANSFORMS:
         raise ValueError(f"view_transform: expected one of {', '.join(VIEW_TRANSFORMS)}; got {view_transform!r}")
     _need_packages()
