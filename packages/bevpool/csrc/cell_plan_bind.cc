@@ -37,9 +37,11 @@ void plan_of_keys(TensorView plan, TensorView keys, TensorView rows, TensorView 
   ffi::check_dtype(plan, "plan", kDLInt, 32);
   PointMap map{optional_ranks(rows, "rows", points, device), optional_ranks(weights, "weights", points, device),
                depth_bins, pixels};
-  if (depth_bins < 0 || pixels < 0 || (map.rows == nullptr && depth_bins > 0 && pixels == 0 && points > 0)) {
-    TVM_FFI_THROW(ValueError) << "depth_bins, pixels: expected the frustum's extent, got " << depth_bins << " and "
-                              << pixels;
+  check_count(depth_bins, "depth_bins");
+  check_count(pixels, "pixels");
+  check_count(depth_bins * pixels, "depth_bins * pixels");
+  if (map.rows == nullptr && depth_bins > 0 && pixels == 0 && points > 0) {
+    TVM_FFI_THROW(ValueError) << "pixels: expected those of an image, got 0";
   }
   check_buffer(plan, "plan", plan_words(points, cells, map.weighted()) * 4, device);
   check_buffer(workspace, "workspace", plan_workspace_bytes(points, cells, map.weighted()), device);

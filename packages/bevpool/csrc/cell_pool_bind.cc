@@ -83,8 +83,8 @@ int64_t backward_workspace(int64_t rows, int64_t channels, int64_t row_pixels, i
 
 void check_plan(const TensorView& plan, const char* name, int64_t points, int64_t cells, bool weighted,
                 DLDevice device) {
-  ffi::check_dtype(plan, name, kDLInt, 32);
-  check_buffer(plan, name, 4 * plan_words(points, cells, weighted), device);
+  check_like(plan, name, kInt32, {plan_words(points, cells, weighted)}, device);
+  check_buffer(plan, name, 0, device);
 }
 
 void pool(TensorView output, int64_t output_channel_axis, TensorView rows, int64_t rows_channel_axis,
@@ -123,6 +123,8 @@ void gather(TensorView grad_rows, TensorView grad_output, int64_t output_channel
 }
 
 void check_frustum(int64_t points, int64_t rows, int64_t weights, int64_t depth_bins, int64_t pixels) {
+  check_count(depth_bins, "depth_bins");
+  check_count(pixels, "pixels");
   const bool known = depth_bins > 0 && pixels > 0 && points % (depth_bins * pixels) == 0;
   if (known && rows == points / depth_bins && weights == points) return;
   TVM_FFI_THROW(ValueError) << "keys: expected images * depth_bins * pixels points with as many weights and images * "

@@ -157,10 +157,17 @@ def _resized(arguments: Arguments, **sizes: int) -> Arguments:
     return changed | {"bev_feat_shape": (changed["depth"].shape[0], *changed["bev_feat_shape"][1:4], changed["feat"].shape[4])}
 
 
+def _no_intervals(arguments: Arguments) -> Arguments:
+    """Points that no interval covers."""
+    return arguments | {name: arguments[name][:0] for name in INTERVALS}
+
+
 EMPTY = (
     EmptyCase("points", _no_points),
-    EmptyCase("intervals", lambda a: a | {k: a[k][:0] for k in INTERVALS}),
+    EmptyCase("intervals", _no_intervals),
     *[EmptyCase(axis, lambda a, axis=axis: _resized(a, **{axis: 0})) for axis in ("B", "N", "D", "fH", "fW", "C")],
+    EmptyCase("bins_with_points", lambda a: _no_intervals(a) | {"depth": a["depth"][:, :, :0]}),
+    EmptyCase("rows_with_points", lambda a: _no_intervals(a) | {"depth": a["depth"][:, :, :, :0], "feat": a["feat"][:, :, :0]}),
     EmptyCase("cells", lambda a: _no_points(a) | {"bev_feat_shape": (2, 1, 0, 4, 4)}),
     EmptyCase(
         "channels_with_points",

@@ -127,6 +127,7 @@ def _cut(axis: str) -> Callable[[Arguments], Arguments]:
         "batch": {"image_feats": 0, "projection_matrices": 0, "sampling_offsets": 0, "attention_weights": 0},
         "cameras": {"image_feats": 1, "projection_matrices": 1},
         "channels": {"image_feats": 3},
+        "pixels": {"image_feats": 2},
         "points": {"sampling_offsets": 4, "attention_weights": 4},
         "grid_x": {"sampling_offsets": 1, "attention_weights": 1},
         "grid_y": {"sampling_offsets": 1, "attention_weights": 1},
@@ -135,6 +136,8 @@ def _cut(axis: str) -> Callable[[Arguments], Arguments]:
     def shrink(arguments: Arguments) -> Arguments:
         for name, dimension in where[axis].items():
             arguments[name] = np.take(arguments[name], range(0), axis=dimension)
+        if axis == "pixels":
+            arguments["spatial_shapes"] = tuple((0, width) for _, width in arguments["spatial_shapes"])
         if axis.startswith("grid"):
             arguments["grid_size"] = tuple(0 if i == "xy".index(axis[-1]) else n for i, n in enumerate(arguments["grid_size"]))
         return arguments
@@ -142,7 +145,7 @@ def _cut(axis: str) -> Callable[[Arguments], Arguments]:
     return shrink
 
 
-EMPTY = tuple(EmptyCase(name, _cut(name)) for name in ("batch", "cameras", "channels", "points", "grid_x", "grid_y"))
+EMPTY = tuple(EmptyCase(name, _cut(name)) for name in ("batch", "cameras", "channels", "pixels", "points", "grid_x", "grid_y"))
 
 
 F, P, S, W = "image_feats", "projection_matrices", "sampling_offsets", "attention_weights"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from muspace_bevpool import (
@@ -40,14 +41,18 @@ def lift() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([0.25, 0.5]).view(1, 1, 1, 1, 2), torch.ones(1, 1, 1, 2, 3)
 
 
+LOOK = (torch.ones(1, 1, 4, 4, 3), torch.ones(1, 1, 4, 4, 2), CAMERA)
+
+
 def flash(**changes: Any) -> torch.Tensor:
     call = {"feature_size": None, "image_size": (16, 16), "roi_range": (0, 10, -5, 5, -1, 1), "grid_size": (2, 2, 1)} | changes
-    return flash_bevpool(torch.ones(1, 1, 4, 4, 3), torch.ones(1, 1, 4, 4, 2), CAMERA, **call)
+    return flash_bevpool(*LOOK, **call)
 
 
 def attend(**changes: Any) -> torch.Tensor:
     call = {"image_size": (16, 16), "roi_range": (0, 10, -5, 5, -1, 1), "grid_size": (1, 1, 2)} | changes
-    return flash_bevpool_sca(torch.ones(1, 1, 4, 4, 8), CAMERA, **call)
+    feats = torch.ones(1, 1, 4, 4, 8).flatten(2, 3) if "spatial_shapes" in changes else torch.ones(1, 1, 4, 4, 8)
+    return flash_bevpool_sca(feats, CAMERA, **call)
 
 
 def pooled(ranks_depth: torch.Tensor, starts: torch.Tensor | None = None, **keywords: Any) -> torch.Tensor:
@@ -63,6 +68,16 @@ FREED: dict[str, Callable[[], Any]] = {
     "feature_size": lambda: flash(feature_size=freed(torch.tensor([4, 4]))),
 }
 REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
+    "a set of sizes": (TypeError, "voxel_num", lambda: voxel_pooling_train(None, torch.ones(1, 1, 2), {1, 2, 3})),
+    "an array without axes": (TypeError, "voxel_num", lambda: voxel_pooling_train(None, torch.ones(1, 1, 2), np.array(3))),
+    "sizes without contents": (
+        ValueError,
+        "voxel_num",
+        lambda: voxel_pooling_train(None, torch.ones(1, 1, 2), torch.ones(3, dtype=torch.int64, device="meta")),
+    ),
+    "levels of one number": (ValueError, "spatial_shapes", lambda: attend(spatial_shapes=[[1], [1]])),
+    "an epsilon no float holds": (ValueError, "epsilon", lambda: flash(epsilon=10**400)),
+    "another feature size": (ValueError, "feature_size", lambda: flash(feature_size=(4, 5))),
     "too many cells": (ValueError, "grid_size", lambda: flash(grid_size=(1, 1, 2**31))),
     "too many anchors": (ValueError, "grid_size", lambda: attend(grid_size=(1, 1, 10**9))),
     "a size no int64 holds": (ValueError, "voxel_num", lambda: voxel_pooling_train(None, torch.ones(1, 1, 2), (2, 2, 2**63))),
@@ -104,6 +119,17 @@ def test_a_faulty_rank_is_named_as_it_was_given(rank: int, named: str) -> None:
     """int64 ranks too, up to what 32 bits hold."""
     with pytest.raises(ValueError, match=rf"^ranks_depth\[1\]: expected an index from 0 to 1, got {named}$"):
         pooled(torch.tensor([0, rank]))
+
+
+def test_a_feature_size_of_plain_numbers_can_be_traced() -> None:
+    wanted = flash(feature_size=(4, 4))
+    compiled = torch.compile(lambda: flash(feature_size=(4, 4)) * 2, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(), wanted * 2)
+    with torch.device("meta"):  # where torch makes tensors by default says nothing about the caller's numbers
+        assert (
+            flash_bevpool(*(t.to("cpu") for t in LOOK), [4, 4], (16, 16), (0, 10, -5, 5, -1, 1), (2, 2, 1)).shape
+            == wanted.shape
+        )
 
 
 def test_a_plan_knows_the_shape_of_its_depth() -> None:

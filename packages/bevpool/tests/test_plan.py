@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from muspace_bevpool import PoolPlan, bev_pool_v2_plan
+from muspace_bevpool._native import cell_pool
+from muspace_bevpool._plan import PointMap
 from muspace_core.testing.calls import on_backend
 from muspace_core.testing.compare import assert_bits_equal, assert_close
 from muspace_core.testing.plugin import load_sibling
@@ -95,6 +98,38 @@ def test_empty_plans(pooling: Any, backend: str, device: str) -> None:
         output, gradients = pooling.run(backend, tensors, plan=pooling.plan(backend, tensors))
         assert (output == 0).all() and output.shape == pooling.call(backend, tensors).shape, empty.name
         assert all(bool((g == 0).all()) and g.shape == tensors[k].shape for k, g in gradients.items()), empty.name
+
+
+@every
+def test_a_plan_whose_memory_was_freed(pooling: Any, backend: str, device: str) -> None:
+    plan = pooling.plan(backend, _smallest(pooling, device))
+    plan.keys.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"^plan: expected a tensor with memory, got none$"):
+        plan.kept()
+    if backend == "reference":
+        with pytest.raises(ValueError, match=r"^plan: expected a tensor with memory, got none$"):
+            pooling.call(backend, _smallest(pooling, device), plan=plan)
+
+
+@pytest.mark.backends("cpu", "emu", "cuda", "hip", "musa")
+@every
+def test_entries_of_other_points_are_refused_by_the_library(pooling: Any, backend: str, device: str) -> None:
+    """The devices believe what a plan says, so the library takes one of the exact size alone."""
+    tensors = _smallest(pooling, device)
+    plan = pooling.plan(backend, tensors)
+    longer = dataclasses.replace(plan, entries=torch.cat([plan.entries, plan.entries]))
+    with pytest.raises(ValueError, match=r"^plan: expected shape"):
+        pooling.call(backend, tensors, plan=longer)
+
+
+@pytest.mark.backends("cpu", "emu", "cuda", "hip", "musa")
+@pytest.mark.parametrize(
+    ("bins", "pixels"), [(1 << 32, 1), (1 << 16, 1 << 16), (3, 1 << 40), (1 << 62, 4), (-1, 1), (1, -1), (1, 0)], ids=str
+)
+def test_a_frustum_that_nothing_counts_is_refused_by_the_library(bins: int, pixels: int, backend: str, device: str) -> None:
+    keys = torch.zeros(4, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=r"^(depth_bins|pixels|depth_bins \* pixels): expected "):
+        cell_pool.plan(keys, 2, PointMap(depth_bins=bins, pixels=pixels), backend)
 
 
 @every

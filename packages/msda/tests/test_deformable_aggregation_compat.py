@@ -142,6 +142,11 @@ def test_maps_that_do_not_fit_together_are_refused(spoil: Any, error: type[Excep
         compat.feature_maps_format(spoil(_maps(device)))
 
 
+def test_no_cameras(device: str) -> None:
+    feat, shapes, starts = compat.feature_maps_format([m[:, :0] for m in _maps(device)])
+    assert feat.shape == (2, 0, 8) and shapes.shape == (0, 3, 2) and starts.shape == (0, 3)
+
+
 def test_rows_that_do_not_fit_their_table_are_refused(device: str) -> None:
     feat, shapes, starts = compat.feature_maps_format(_maps(device))
     for given, error, text in (
@@ -150,6 +155,9 @@ def test_rows_that_do_not_fit_their_table_are_refused(device: str) -> None:
         ([feat[0], shapes, starts], ValueError, r"feature_maps\[0\]: expected shape"),
         ([feat, shapes[0], starts], ValueError, r"feature_maps\[1\]: expected shape"),
         ([feat, shapes.tolist(), starts], TypeError, r"feature_maps\[1\]: expected a torch.Tensor, got list"),
+        ([feat, shapes.float(), starts], TypeError, r"feature_maps\[1\]: expected dtype int64, int32, got float32"),
+        ([feat, -shapes, starts], ValueError, r"feature_maps\[1\]: expected sizes of at least 0"),
+        ([feat, shapes.to_sparse(), starts], ValueError, r"feature_maps\[1\]: expected a strided tensor"),
     ):
         with pytest.raises(error, match=text):
             compat.feature_maps_format(given, inverse=True)

@@ -10,6 +10,7 @@ import torch
 from muspace_core.testing.calls import as_tensors, on_backend
 from muspace_core.testing.plugin import load_sibling
 from muspace_msda import deformable_aggregation
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 inputs = load_sibling(__file__, "deformable_aggregation_inputs")
 _call = on_backend(deformable_aggregation)
@@ -42,6 +43,15 @@ def test_table_contents_as_lists(name: str, backend: str, device: str) -> None:
     feat, shapes, starts, locations, weights = tensors.values()
     with pytest.raises(ValueError, match=rf"^{argument}\[\d.*expected "):
         _call(backend, feat, shapes.tolist(), starts.tolist(), locations, weights)
+
+
+def test_lists_have_contents_where_tensors_have_none(device: str) -> None:
+    with FakeTensorMode():
+        sizes = (1, 20, 8), (1, 3, 5, 1, 2), (1, 3, 5, 1, 2, 4)
+        given = [torch.rand(size, device=device) for size in sizes]
+        assert deformable_aggregation(given[0], [[(4, 4), (2, 2)]], [[0, 16]], *given[1:]).shape == (1, 3, 8)
+        with pytest.raises(ValueError, match=r"^scale_start_index\[0, 1\]: expected a map of 2 x 2 rows"):
+            deformable_aggregation(given[0], [[(4, 4), (2, 2)]], [[0, 17]], *given[1:])
 
 
 @pytest.mark.backends("cpu", "emu", "cuda", "hip", "musa")

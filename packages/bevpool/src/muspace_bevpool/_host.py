@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ _READ: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _from_tensor(argument: str, value: torch.Tensor) -> list[Any]:
+    checks.layout(**{argument: value})
+    if value.is_meta:
+        raise checks.fail(argument, "a tensor with contents", "a meta tensor")
     if not takes_direct_path((value,)):
         return value.reshape(-1).tolist()
     checks.memory(argument, value)  # torch would crash on reading none
@@ -45,7 +48,7 @@ def _sequence(argument: str, value: Any, counts: tuple[int, ...], kind: str, acc
     expected = f"{' or '.join(map(str, counts))} {kind}".strip()
     if isinstance(value, torch.Tensor):
         found: Sequence[Any] = _from_tensor(argument, value)
-    elif isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+    elif isinstance(value, (str, bytes, Set, Mapping)) or not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0:
         raise TypeError(f"{argument}: expected {expected}, got {value!r}")
     else:
         found = [item.item() if isinstance(item, torch.Tensor) and item.numel() == 1 else item for item in value]

@@ -92,7 +92,14 @@ class PoolPlan:
 
     def kept(self) -> int:
         """Number of points that fall into a cell; reads the device."""
+        checks.memory("plan", self.keys)
         return int((self.keys >= 0).sum())
+
+    def plain_keys(self) -> torch.Tensor:
+        """The cell of every point as int64, for plain PyTorch, which would crash on tensors whose memory was freed."""
+        for tensor in (self.keys, *self.ranks):
+            checks.memory("plan", tensor)
+        return self.keys.long()
 
     def check(self, operator: str, sizes: tuple[int, ...], device: torch.device) -> None:
         """ValueError unless the plan is one of ``operator`` for these sizes on this device."""
@@ -109,7 +116,7 @@ class PoolPlan:
             raise checks.fail("plan", f"one built for backend {backend}", f"one built for {self.backend}")
 
 
-if hasattr(torch.serialization, "add_safe_globals"):  # torch.load then opens a saved plan without trusting the file
+if hasattr(torch.serialization, "add_safe_globals"):  # torch.load then opens a saved plan as it opens tensors
     torch.serialization.add_safe_globals([PoolPlan])
 
 

@@ -36,8 +36,10 @@ def memory(argument: str, value: torch.Tensor) -> None:
 
 
 def plain_memory(argument: str, value: torch.Tensor) -> None:
-    """``memory`` for an eager tensor; fake and traced ones have none to be asked for."""
-    if type(value) is torch.Tensor and not value.is_meta and not torch.compiler.is_compiling():
+    """``memory`` for an eager tensor; fake, traced and transformed ones have none to be asked for."""
+    if torch.compiler.is_compiling() or type(value) is not torch.Tensor or value.is_meta:
+        return
+    if not torch._C._functorch.is_functorch_wrapped_tensor(value):
         memory(argument, value)
 
 
@@ -116,13 +118,19 @@ def reader(backend: str) -> Callable[[str, torch.Tensor], torch.Tensor]:
     return dense if backend == "cpu" else readable
 
 
+def _integer(number: Any) -> Any:
+    if type(number) is int or isinstance(number, torch.SymInt):  # a symbolic size must stay one, not a constant of the graph
+        return number
+    if isinstance(number, bool):
+        raise TypeError
+    return operator.index(number)
+
+
 def integers(argument: str, numbers: Sequence[Any], depth: int = 1) -> tuple[Any, ...]:
     """Nested tuples of integers; TypeError for anything that is not an exact integer."""
     try:
         if depth == 1:
-            # a symbolic size must stay one: index() would make it a constant of the graph
-            symbolic = (int, torch.SymInt)
-            return tuple(number if isinstance(number, symbolic) else operator.index(number) for number in numbers)
+            return tuple(_integer(number) for number in numbers)
         return tuple(integers(argument, row, depth - 1) for row in numbers)
     except TypeError:
         raise TypeError(f"{argument}: expected a tensor or a list of integers, got {numbers!r}") from None

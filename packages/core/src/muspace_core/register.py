@@ -31,6 +31,8 @@ _functorch_layer = torch._C._functorch.peek_interpreter_stack
 _tracing_state = torch._C._get_tracing_state
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
+#: Those of ``is_grads_batched`` and of ``jacobian(vectorize=True)`` come without a functorch layer.
+_is_batched_gradient = torch._C._functorch.is_legacy_batchedtensor
 
 
 def takes_direct_path(tensors: Sequence[torch.Tensor]) -> bool:
@@ -74,7 +76,7 @@ class Operator:
         self.tensor_count = tensor_count
         self._forward = forward
         self._differentiable = tuple(differentiable)
-        self._function = _autograd_function(spec.name, forward, backward, tensor_count, differentiable, unread)
+        self._function = _autograd_function(spec.package, spec.name, forward, backward, tensor_count, differentiable, unread)
         namespace = getattr(torch.ops, spec.package)
         self.forward_op = getattr(namespace, spec.name).default
         self.backward_op = getattr(namespace, f"{spec.name}_backward").default
@@ -122,6 +124,7 @@ def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _autograd_function(
+    package: str,
     name: str,
     forward: Callable[..., Any],
     backward: Callable[..., Any],
@@ -152,7 +155,10 @@ def _autograd_function(
     def run_backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if forward_ad._current_level >= 0:
             _refuse_tangents(f"the backward of {name}", [grad_output])
-        call = once.apply if torch.is_grad_enabled() else backward
+        if not takes_direct_path((grad_output,)) or _is_batched_gradient(grad_output):
+            call = getattr(getattr(torch.ops, package), f"{name}_backward").default
+        else:
+            call = once.apply if torch.is_grad_enabled() else backward
         grads = call(grad_output, *ctx.saved_tensors, *ctx.options)
         return _spread(grads, differentiable, tensor_count + len(ctx.options), ctx.needs_input_grad)
 

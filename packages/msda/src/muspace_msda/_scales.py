@@ -17,25 +17,28 @@ def as_tensors(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """int64 ``[cams, scales, 2]`` and ``[cams, scales]`` on the device of ``mc_ms_feat``; two lists are checked here."""
     device = mc_ms_feat.device
-    shapes, shapes_on_host = _table("spatial_shape", spatial_shape, 3, device)
-    starts, starts_on_host = _table("scale_start_index", scale_start_index, 2, device)
+    shapes, rows = _table("spatial_shape", spatial_shape, 3, device)
+    starts, firsts = _table("scale_start_index", scale_start_index, 2, device)
     sizes = shapes.shape
     if len(sizes) != 3 or sizes[2] != 2:
         raise checks.fail("spatial_shape", "shape [cams, scales, 2]", list(sizes))
     if starts.shape != sizes[:2]:
         checks.shape("scale_start_index", starts, "cams scales", sizes[:2])
-    if shapes_on_host and starts_on_host and not torch.compiler.is_compiling():
-        check_tensors(shapes, starts, mc_ms_feat.shape[1])
-    return shapes.to(device) if shapes_on_host else shapes, starts.to(device) if starts_on_host else starts
+    if rows is not None and firsts is not None:
+        maps = [tuple(level) for camera in rows for level in camera]
+        _check(maps, [first for camera in firsts for first in camera], sizes[1], mc_ms_feat.shape[1])
+    return shapes, starts
 
 
-def _table(argument: str, given: torch.Tensor | Sequence[Any], depth: int, device: torch.device) -> tuple[torch.Tensor, bool]:
-    """The int64 table and whether it was a list, which is still on the host."""
+def _table(
+    argument: str, given: torch.Tensor | Sequence[Any], depth: int, device: torch.device
+) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+    """The int64 table on ``device``, and its rows if it was a list."""
     if isinstance(given, torch.Tensor):
-        return index_tensor(argument, given, "mc_ms_feat", device), False
+        return index_tensor(argument, given, "mc_ms_feat", device), None
     rows = checks.integers(argument, given, depth)
     try:
-        return torch.tensor(rows, dtype=torch.int64), True
+        return torch.tensor(rows, dtype=torch.int64, device="cpu").to(device), rows
     except (ValueError, OverflowError, RuntimeError):
         raise checks.fail(argument, "as many entries for every camera, 64-bit integers", rows) from None
 
@@ -45,10 +48,14 @@ def check_tensors(shapes: torch.Tensor, starts: torch.Tensor, length: int) -> No
     checks.memory("spatial_shape", shapes)
     checks.memory("scale_start_index", starts)
     numbers = torch.cat((shapes.reshape(-1), starts.reshape(-1))).tolist()
-    maps = shapes.shape[0] * shapes.shape[1]
-    for place in range(maps):
-        height, width, start = numbers[2 * place], numbers[2 * place + 1], numbers[2 * maps + place]
-        where = f"[{place // shapes.shape[1]}, {place % shapes.shape[1]}]"
+    count = shapes.shape[0] * shapes.shape[1]
+    maps = list(zip(numbers[: 2 * count : 2], numbers[1 : 2 * count : 2], strict=True))
+    _check(maps, numbers[2 * count :], shapes.shape[1], length)
+
+
+def _check(maps: Sequence[tuple[int, int]], starts: Sequence[int], scales: int, length: int) -> None:
+    for place, ((height, width), start) in enumerate(zip(maps, starts, strict=True)):
+        where = f"[{place // scales}, {place % scales}]"
         if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
             raise checks.fail(f"spatial_shape{where}", f"height and width from 1 to {MAX_SIDE}", f"({height}, {width})")
         if not 0 <= start <= length - height * width:

@@ -37,7 +37,7 @@ def fault(word: int, ranks: Ranks, weights: int, rows: int, cells: int) -> Value
         return checks.fail(f"interval_starts[{place}]", f"an interval inside the {points} points", got)
     if word & OVERLAP:
         return checks.fail("interval_starts", "intervals that share no point", "overlapping intervals")
-    covered = torch.zeros(points, dtype=torch.bool)
+    covered = torch.zeros(points, dtype=torch.bool, device="cpu")
     first = rank_bev.clone()
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         covered[start : start + length] = True
@@ -74,7 +74,7 @@ def forward(
     """``[B, C, Dz, Dy, Dx]``; without a plan it is made here."""
     points = ranks_bev.shape[0]
     output = torch.empty((B, feat.shape[4], Dz, Dy, Dx), dtype=feat.dtype, device=feat.device)
-    if points == 0 or feat.numel() == 0 or output.numel() == 0:
+    if points == 0 or feat.numel() == 0 or depth.numel() == 0 or output.numel() == 0:
         return output.zero_()
     if not plan.numel():
         cells = B * Dz * Dy * Dx

@@ -78,7 +78,7 @@ def bev_pool(
         return _autograd.bev_pool(feats, place, keys, entries, *sizes, selected, deterministic)
 
     def reference() -> torch.Tensor:
-        key = _reference.keys(place, None, rule(*sizes)) if plan is None else plan.keys.long()
+        key = _reference.keys(place, None, rule(*sizes)) if plan is None else plan.plain_keys()
         total = _reference.pool(feats, None, key, rule(*sizes).cells, POINTS)
         batch, depth, height, width = sizes
         cells = total.view(batch, depth * height * width, channels).transpose(1, 2)

@@ -98,7 +98,7 @@ def bev_pool_v2(
         return _autograd.bev_pool_v2(depth, feat, *ranks, keys, entries, row_entries, *shape, unique, selected, deterministic)
 
     def reference() -> torch.Tensor:
-        key = _reference_keys(ranks, depth.numel(), rows, cells) if plan is None else plan.keys.long()
+        key = _reference_keys(ranks, depth.numel(), rows, cells) if plan is None else plan.plain_keys()
         points = PointMap(rows=ranks[1], weights=ranks[0])
         total = _reference.pool(feat.reshape(rows, channels), depth.reshape(-1), key, cells, points)
         items, *volume = shape
@@ -143,7 +143,8 @@ def bev_pool_v2_plan(
     """
     given = (ranks_depth, ranks_feat, ranks_bev, interval_starts, interval_lengths)
     checks.tensors(**dict(zip(_NAMES, given, strict=True)))
-    planning.check_contents("ranks_depth", ranks_depth)
+    for name, rank in zip(_NAMES, given, strict=True):
+        planning.check_contents(name, rank)
     device = ranks_depth.device
     ranks = _checked_ranks(given, "ranks_depth", device)
     shape = _bev_shape(bev_feat_shape, None)

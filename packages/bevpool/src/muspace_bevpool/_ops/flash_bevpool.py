@@ -162,7 +162,10 @@ def positive(argument: str, value: Any, least: float) -> float:
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{argument}: expected a number, got {value!r}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not least <= number < math.inf:  # comparisons can be traced, isfinite cannot
         raise checks.fail(argument, f"a finite number of at least {least}", value)
     return number
@@ -177,11 +180,15 @@ def _check_feature_size(given: Any, batch: int, cameras: int, height: int, width
     if isinstance(given, torch.Tensor):
         checks.layout(feature_size=given)
         checks.plain_memory("feature_size", given)
+    elif isinstance(given, (tuple, list)) and len(given) == 2 and type(given[0]) is type(given[1]) is int:
+        if tuple(given) != (height, width):  # compared here, plain numbers can be traced
+            raise checks.fail("feature_size", expected, list(given))
+        return
     try:
-        rows = torch.as_tensor(given).detach().cpu()
+        rows = torch.as_tensor(given, device=None if isinstance(given, torch.Tensor) else "cpu").detach().cpu()
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise TypeError(f"feature_size: expected a tensor or numbers (h, w), got {given!r}") from None
     if rows.shape not in ((2,), (batch, cameras, 2)):
         raise checks.fail("feature_size", f"shape [2] or [B, N, 2] = [{batch}, {cameras}, 2]", list(rows.shape))
-    if rows.numel() and not bool((rows == torch.tensor([height, width])).all()):
+    if rows.numel() and not bool((rows == torch.tensor([height, width], device="cpu")).all()):
         raise checks.fail("feature_size", expected, rows.tolist())

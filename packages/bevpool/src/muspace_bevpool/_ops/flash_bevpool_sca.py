@@ -121,7 +121,10 @@ def _levels(image_feats: torch.Tensor, spatial_shapes: Any) -> tuple[torch.Tenso
     checks.rank("image_feats", image_feats, "B N S C")
     rows = spatial_shapes
     if not isinstance(spatial_shapes, torch.Tensor):
-        rows = [number for row in checks.integers("spatial_shapes", spatial_shapes, 2) for number in row]
+        levels = checks.integers("spatial_shapes", spatial_shapes, 2)
+        if any(len(level) != 2 for level in levels):
+            raise checks.fail("spatial_shapes", "rows (h, w)", spatial_shapes)
+        rows = [side for level in levels for side in level]
     elif spatial_shapes.dim() != 2 or spatial_shapes.shape[1] != 2:
         raise checks.fail("spatial_shapes", "shape [L, 2]", list(spatial_shapes.shape))
     sizes = _host.sizes("spatial_shapes", rows)

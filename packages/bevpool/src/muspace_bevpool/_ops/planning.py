@@ -80,6 +80,8 @@ def make_plan(
     ``named`` are the caller's arguments that points and cells follow from.
     """
     check_contents(named[0], coords)
+    if mask is not None:
+        check_contents("mask", mask)
     count = coords.numel() // max(coords.shape[-1], 1)
     check_counts(named[0], count, named[1], rule.cells)
     selected = _autograd.DISPATCHERS[operator].choose(requested, coords.device, torch.float32).backend

@@ -110,7 +110,7 @@ def voxel_pool_depth(
         return _autograd.voxel_pool_depth(*tensors, cameras, X, Y, Z, reduce_cams, selected, deterministic)
 
     def reference() -> torch.Tensor:
-        key = _reference.keys(place, held_mask, located) if plan is None else plan.keys.long()
+        key = _reference.keys(place, held_mask, located) if plan is None else plan.plain_keys()
         rows = img_feats.permute(0, 1, 3, 4, 2).reshape(batch * images * height * width, channels)
         total = _reference.pool(rows, img_depth.reshape(-1), key, located.cells, frustum(img_depth))
         shape = (batch, 1 if reduce_cams else cameras, X, Y, Z, channels)

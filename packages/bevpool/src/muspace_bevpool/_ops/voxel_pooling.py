@@ -84,7 +84,7 @@ def voxel_pooling_train(
         return _autograd.voxel_pooling_train(place, input_features, keys, entries, X, Y, Z, selected, deterministic)
 
     def reference() -> torch.Tensor:
-        key = _reference.keys(place, None, rule(batch, points, X, Y, Z)) if plan is None else plan.keys.long()
+        key = _reference.keys(place, None, rule(batch, points, X, Y, Z)) if plan is None else plan.plain_keys()
         total = _reference.pool(input_features.reshape(batch * points, channels), None, key, cells, POINTS)
         return total.view(batch, Y, X, channels).to(input_features.dtype).permute(0, 3, 1, 2)
 
@@ -192,7 +192,7 @@ def voxel_pooling_inference(
         return _autograd.voxel_pooling_inference(*tensors, batch, X, Y, Z, selected, deterministic)
 
     def reference() -> torch.Tensor:
-        key = _reference.keys(place, None, rule(batch, points, X, Y, Z)) if plan is None else plan.keys.long()
+        key = _reference.keys(place, None, rule(batch, points, X, Y, Z)) if plan is None else plan.plain_keys()
         rows = context_features.permute(0, 2, 3, 1).reshape(images * height * width, channels)
         total = _reference.pool(rows, depth_features.reshape(-1), key, batch * Y * X, frustum(depth_features))
         return total.view(batch, Y, X, channels).to(context_features.dtype).permute(0, 3, 1, 2)

@@ -48,6 +48,10 @@ def pool(rows: torch.Tensor, weights: torch.Tensor | None, key: torch.Tensor, ce
         weight = place
     else:
         row = weight = place
+    if rows.shape[0] == 0 or (weights is not None and weights.shape[0] == 0):
+        # Nothing can be read. The sums of nothing give the result its path back to the inputs.
+        nothing = rows[:0].sum() + (0 if weights is None else weights[:0].sum())
+        return rows.new_zeros((cells, rows.shape[1]), dtype=dtype) + nothing
     # Points without a cell go to one beyond the last, so that shapes do not depend on the data. They are replaced before the
     # product: behind it a NaN would still reach the gradients of the others.
     terms = torch.where(kept[:, None], rows.to(dtype)[row], 0.0)

@@ -92,6 +92,8 @@ def _attend(
     start, shape = 0, (batch, heads, queries, points)
     for level in range(levels):
         height, width = level_sizes[2 * level], level_sizes[2 * level + 1]
+        if height * width == 0:
+            continue
         reference = [value[..., anchor][:, None] * size for value, size in ((u, width), (v, height))]
         if offsets is None:
             x, y = (value.expand(shape) - 0.5 for value in reference)

@@ -162,6 +162,17 @@ class DerivativeContract(Subject):
             for name, left, right in zip(self.floating, torch.autograd.grad(beside, leaves), found, strict=True):
                 assert_bits_equal(left, right.detach(), f"gradient of the term beside, {name}")
 
+    def test_batched_gradients(self, backend: str, device: str) -> None:
+        """``is_grads_batched``, as vectorised Jacobians use it: one derivative for each gradient that comes in."""
+        output, leaves = self._recorded(backend, device)
+        gradients = torch.stack([self.upstream_gradient(output, seed) for seed in (1, 2)])
+        found = torch.autograd.grad(output, leaves, gradients, is_grads_batched=True)
+        for place in range(2):
+            output, leaves = self._recorded(backend, device)
+            alone = torch.autograd.grad(output, leaves, gradients[place])
+            for name, many, one in zip(self.floating, found, alone, strict=True):
+                assert_close(many[place], one, self.spec.tolerances["float32"].grad, f"gradient of {name}")
+
     # ---- forward mode ----------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("observer", OBSERVERS)
     @pytest.mark.parametrize("recording", [True, False])

@@ -171,6 +171,18 @@ class PathContract(Subject):
             wanted = torch.stack([function(row) for row in stacked])
             assert_bits_equal(torch.vmap(function)(stacked), wanted, f"batched over {name}")
 
+    def test_vmap_over_every_tensor(self, backend: str, device: str) -> None:
+        """Indices and tables too; the reference looks into them, which vmap refuses."""
+        if backend == "reference":
+            pytest.skip("the reference reads its indices")
+        tensors = self.tensors(self.smallest(), "float32", device)
+        names = tuple(k for k, v in tensors.items() if isinstance(v, torch.Tensor))
+        other = {k: tensors[k] * 0.5 if k in self.floating else tensors[k] for k in names}
+        stacked = [torch.stack([tensors[k], other[k]]) for k in names]
+        function = self._function(tensors, names, backend)
+        wanted = torch.stack([function(*[rows[place] for rows in stacked]) for place in range(2)])
+        assert_bits_equal(torch.vmap(function)(*stacked), wanted, "batched over all")
+
     def test_wrapper_subclass(self, backend: str, device: str) -> None:
         tensors = self.tensors(self.smallest(), "float32", device)
         wanted, gradients, grad_output = self.run(tensors, backend)

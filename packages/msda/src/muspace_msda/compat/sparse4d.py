@@ -30,6 +30,7 @@ class DeformableAggregationFunction:
         """Arguments, shapes and errors of ``muspace_msda.deformable_aggregation``."""
         named = {"mc_ms_feat": mc_ms_feat, "sampling_location": sampling_location, "weights": weights}
         checks.tensors(**named)
+        checks.layout(**named)
         for argument, tensor in named.items():
             checks.plain_memory(argument, tensor)
         feature, location, shares = (tensor.float() for tensor in named.values())
@@ -71,8 +72,8 @@ def feature_maps_format(feature_maps: Sequence[Any], inverse: bool = False) -> l
     else:
         _check_levels(feature_maps)
         rows = torch.cat([level.flatten(3) for level in feature_maps], 3).transpose(2, 3).flatten(1, 2)
-        cameras = feature_maps[0].shape[1]
-        shapes = torch.tensor([[tuple(level.shape[-2:]) for level in feature_maps]] * cameras, device=rows.device)
+        sizes = torch.tensor([tuple(level.shape[-2:]) for level in feature_maps], device=rows.device)
+        shapes = sizes.expand(feature_maps[0].shape[1], *sizes.shape).contiguous()
     areas = shapes.prod(-1).flatten()
     return [rows, shapes, (torch.cumsum(areas, 0) - areas).view(shapes.shape[:2])]
 
@@ -86,6 +87,7 @@ def _check_levels(levels: Sequence[Any]) -> None:
         argument = f"feature_maps[{place}]"
         checks.tensors(**{argument: level})
         checks.rank(argument, level, "B cams C h w")
+        checks.layout(**{argument: level})
         checks.plain_memory(argument, level)
         _check_like(argument, level, levels[0], (0, 1, 2))
 
@@ -107,7 +109,13 @@ def _unformat(feature_maps: Sequence[Any]) -> list[list[torch.Tensor]]:
     checks.tensors(**{"feature_maps[0]": rows, "feature_maps[1]": spatial_shape})
     checks.rank("feature_maps[0]", rows, "B F C")
     checks.rank("feature_maps[1]", spatial_shape, "cams scales 2")
+    checks.layout(**{"feature_maps[0]": rows, "feature_maps[1]": spatial_shape})
+    checks.dtype("feature_maps[1]", spatial_shape, (torch.int64, torch.int32))
+    checks.plain_memory("feature_maps[0]", rows)
+    checks.plain_memory("feature_maps[1]", spatial_shape)
     shapes, groups, first = spatial_shape.tolist(), [], 0
+    if any(side < 0 for sizes in shapes for size in sizes for side in size):
+        raise checks.fail("feature_maps[1]", "sizes of at least 0", shapes)
     total = sum(height * width for sizes in shapes for height, width in sizes)
     if total != rows.shape[1]:
         raise checks.fail("feature_maps[0]", f"F = sum of h * w over spatial_shape = {total}", f"F = {rows.shape[1]}")
