@@ -414,8 +414,9 @@ def test_goal_and_memory_in_words(document: dict) -> None:
 def test_parts_of_one_machine_are_put_together(document: dict) -> None:
     part, other = copy.deepcopy(document), copy.deepcopy(document)
     other["rows"] = [{**other["rows"][0], "wall_us": 5.0}]
-    other["overhead"] = []
+    other["overhead"], other["ceilings"] = [], None
     whole = collect.merged([part, other])
+    assert whole["ceilings"] == part["ceilings"] is not None
     assert len(whole["rows"]) == len(document["rows"]) and whole["overhead"] == part["overhead"]
     assert whole["rows"][0]["wall_us"] == 5.0
     other["machine"]["cpu"] = "another"

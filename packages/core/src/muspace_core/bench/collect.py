@@ -176,6 +176,8 @@ IDENTITY: Final = ("family", "operator", "case", "dtype", "pass", "requested_bac
 def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One document of runs of parts: a later row replaces an earlier one of the same case; the last document's head stands.
 
+    A run of host times alone measures no ceilings; those of the run before it stay.
+
     Raises ``ValueError`` unless all are of one machine and one set of versions.
     """
     *_, last = documents
@@ -185,7 +187,8 @@ def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 raise ValueError(f"{head} differ: {document[head]} and {last[head]}")
     rows = {tuple(row[name] for name in IDENTITY): row for document in documents for row in document["rows"]}
     overhead = {(row["family"], row["operator"]): row for document in documents for row in document["overhead"]}
-    result = {**last, "rows": list(rows.values()), "overhead": list(overhead.values())}
+    ceilings = next((document["ceilings"] for document in reversed(documents) if document["ceilings"]), None)
+    result = {**last, "ceilings": ceilings, "rows": list(rows.values()), "overhead": list(overhead.values())}
     schema.validate(result)
     return result
 
