@@ -51,7 +51,6 @@ def page(root: Path) -> str:
 
 
 def _section(name: str, document: dict[str, Any]) -> str:
-    from mu_space.cli import bench
     from muspace_core.bench import table as cells
 
     versions = ", ".join(f"{wheel.replace('_', '-')} {version}" for wheel, version in document["versions"].items())
@@ -63,12 +62,12 @@ def _section(name: str, document: dict[str, Any]) -> str:
     if rows:
         used = cells.columns_in_use(rows)
         parts.append(table([cells.COLUMNS[i] for i in used], [[escaped(row[i]) for i in used] for row in rows]))
-        parts.append(bench.legend([cells.COLUMNS[i] for i in used]))
+        parts.append(cells.legend([cells.COLUMNS[i] for i in used]))
     if any(row["correct"] for row in document["rows"]):
         parts.append(f"![Times per call beside peer, goal and floors](img/benchmarks/{name}.svg)")
     if document["overhead"]:
         parts.append("### Host time of one call")
         rows = [[escaped(cell) for cell in cells.overhead_cells(row)] for row in document["overhead"]]
         parts.append(table([escaped(column) for column in cells.OVERHEAD_COLUMNS], rows))
-        parts.append(escaped(bench.OVERHEAD_LEGEND))
+        parts.append(escaped(cells.OVERHEAD_LEGEND))
     return "\n\n".join(parts)

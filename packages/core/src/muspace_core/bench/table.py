@@ -16,11 +16,20 @@ OVERHEAD_COLUMNS: Final = (
     "operator", "device", "backend", "shape", "without grad µs", "with grad µs", "fwd+bwd µs", "torch.empty µs", "x.add_ µs",
     "budget",
 )  # fmt: skip
-LEGEND: Final = (
-    "deviation: largest over the reference's peak (limit). baseline: how many times faster than plain PyTorch in this run. "
-    "floors: µs and our best time over it; reuse in L1 or sums in registers can go below the cache floor. peak: most device "
-    "memory that one call holds beyond its inputs."
+#: End of a column's name → what the column means.
+LEGEND: Final = {
+    "deviation": "deviation: largest over the reference's peak (limit).",
+    "baseline": "baseline: how many times faster than plain PyTorch in this run.",
+    "floor": "floors: µs and our best time over it; reuse in L1 or sums in registers can go below the cache floor.",
+    "peak MiB": "peak: most device memory that one call holds beyond its inputs.",
+}
+OVERHEAD_LEGEND: Final = (
+    "host µs of one call on tiny inputs, less that of the torch.empty of its result. fwd+bwd: forward and backward together. "
+    "budget: most µs without/with grad on an idle cpu core, and whether both are met; on a device compare with x.add_, the "
+    "host time of one small in-place addition."
 )
+#: Pass of a case → its word in tables and options.
+PASS_WORDS: Final = {"fwd": "fwd", "bwd": "bwd", "bwd_ordered": "ordered"}
 
 
 def us(value: float | None) -> str:
@@ -71,7 +80,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["operator"],
         row["case"],
         SHORT_DTYPES.get(row["dtype"], row["dtype"]),
-        row["pass"].replace("_", " "),
+        PASS_WORDS[row["pass"]],
         f"{row['backend'] or row['requested_backend']} {row['route'] or ''}".strip(),
         _deviation(row),
         us(row["wall_us"]),
@@ -84,6 +93,11 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         _floor(row["cache_floor_us"], row["over_cache_floor"]),
         peak,
     )
+
+
+def legend(columns: Sequence[str]) -> str:
+    """The sentences about these columns."""
+    return " ".join(text for name, text in LEGEND.items() if any(column.endswith(name) for column in columns))
 
 
 def overhead_cells(row: dict[str, Any]) -> tuple[str, ...]:

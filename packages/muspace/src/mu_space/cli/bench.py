@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,14 +17,7 @@ from mu_space.cli.main import OutputError, UsageError
 
 PASSES: Final = {"fwd": "fwd", "bwd": "bwd", "ordered": "bwd_ordered", "bwd_ordered": "bwd_ordered"}
 BACKENDS: Final = ("auto", "native", "cpu", "cuda", "hip", "musa", "emu", "reference")
-#: Pass of a case → the word of ``--pass``.
-PASS_WORDS: Final = {"fwd": "fwd", "bwd": "bwd", "bwd_ordered": "ordered"}
 NAMES: Final = ("operator", "case")
-OVERHEAD_LEGEND: Final = (
-    "host µs of one call on tiny inputs, less that of the torch.empty of its result. fwd+bwd: forward and backward together. "
-    "budget: most µs without/with grad on an idle cpu core, and whether both are met; on a device compare with x.add_, the "
-    "host time of one small in-place addition."
-)
 DEVICE_TYPES: Final = ("cpu", "cuda", "musa")
 EPILOG: Final = """\
 Each row is first compared with the fp64 reference; if that fails, the deviation is printed and no speed, and the exit status
@@ -189,33 +181,25 @@ def check_filters(args: argparse.Namespace, loaded: Sequence[Any]) -> None:
     _known("case", args.case, [case.name for case in cases])
 
 
-def legend(columns: Iterable[str]) -> str:
-    """What the table's legend says of these columns."""
-    from muspace_core.bench import table
-
-    shown = " ".join(columns)
-    sentences = re.split(r"(?<=\.) (?=\w+: )", table.LEGEND)
-    return " ".join(sentence for sentence in sentences if sentence.partition(":")[0].removesuffix("s") in shown)
-
-
 def show(document: dict[str, Any]) -> None:
     """Prints the tables of a result document."""
     from muspace_core.bench import table
 
     if document["rows"]:
-        rows = [table.cells({**row, "pass": PASS_WORDS[row["pass"]]}) for row in document["rows"]]
+        rows = [table.cells(row) for row in document["rows"]]
         keep = table.columns_in_use(rows)
         columns = [table.COLUMNS[i] for i in keep]
         text.table(table.title(document), columns, [[row[i] for i in keep] for row in rows], names=NAMES)
-        print(legend(columns))
+        print(table.legend(columns))
     if document["overhead"]:
         rows = [table.overhead_cells(row) for row in document["overhead"]]
         text.table(table.title(document), table.OVERHEAD_COLUMNS, rows, names=NAMES)
-        print(OVERHEAD_LEGEND)
+        print(table.OVERHEAD_LEGEND)
 
 
 def list_cases(loaded: Sequence[Any]) -> int:
     from muspace_core.bench.case import SHORT_DTYPES
+    from muspace_core.bench.table import PASS_WORDS
 
     rows = [
         (
@@ -242,6 +226,7 @@ def main(args: argparse.Namespace) -> int:
         return list_cases(loaded)
     device = choose_device(args.device)
     _check_outputs(args)
+    from muspace_core.bench.table import PASS_WORDS
     from muspace_core.errors import MuspaceError
 
     try:
