@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from muspace_core.testing.calls import as_tensors, represented, upstream_gradient
 from muspace_core.testing.compare import assert_close
 from muspace_core.testing.plugin import load_sibling

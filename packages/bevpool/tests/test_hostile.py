@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from muspace_core.testing.calls import represented
 from muspace_core.testing.cases import Arguments
 from muspace_core.testing.compare import assert_close

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from muspace_core.testing.calls import as_tensors, dtypes_on, on_backend, represented, upstream_gradient
 from muspace_core.testing.cases import FLOATING
 from muspace_core.testing.compare import assert_bits_equal, assert_close

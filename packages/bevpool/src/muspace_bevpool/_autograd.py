@@ -13,29 +13,13 @@ from muspace_core.register import register
 from muspace_bevpool import _spec
 from muspace_bevpool._native import (
     LIBRARY,
-)
-from muspace_bevpool._native import (
     bev_pool as _bev_pool,
-)
-from muspace_bevpool._native import (
     bev_pool_v2 as _bev_pool_v2,
-)
-from muspace_bevpool._native import (
     cell_pool as _cell_pool,
-)
-from muspace_bevpool._native import (
     flash_bevpool as _flash,
-)
-from muspace_bevpool._native import (
     flash_bevpool_sca as _sca,
-)
-from muspace_bevpool._native import (
     voxel_pool_depth as _voxel_pool_depth,
-)
-from muspace_bevpool._native import (
     voxel_pooling_inference as _voxel_inference,
-)
-from muspace_bevpool._native import (
     voxel_pooling_train as _voxel_train,
 )
 

@@ -9,9 +9,7 @@ import torch
 from muspace_core.dispatch import Dispatcher
 from muspace_core.register import register
 
-from muspace_msda._native import LIBRARY
-from muspace_msda._native import deformable_aggregation as aggregation
-from muspace_msda._native import multi_scale_deformable_attn as attention
+from muspace_msda._native import LIBRARY, deformable_aggregation as aggregation, multi_scale_deformable_attn as attention
 from muspace_msda._spec import DEFORMABLE_AGGREGATION, MULTI_SCALE_DEFORMABLE_ATTN
 
 

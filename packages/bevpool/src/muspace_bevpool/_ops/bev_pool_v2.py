@@ -13,8 +13,7 @@ from muspace_core.register import outside_graphs
 from muspace_core.scratch import absent
 
 from muspace_bevpool import _autograd, _host, _reference
-from muspace_bevpool._native import bev_pool_v2 as library
-from muspace_bevpool._native import cell_pool
+from muspace_bevpool._native import bev_pool_v2 as library, cell_pool
 from muspace_bevpool._ops import planning
 from muspace_bevpool._plan import MOST, PointMap, PoolPlan, check_counts
 

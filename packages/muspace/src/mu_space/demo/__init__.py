@@ -23,8 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .view_transform import NAMES as VIEW_TRANSFORMS
-from .view_transform import module as view_transform_module
+from .view_transform import NAMES as VIEW_TRANSFORMS, module as view_transform_module
 
 EPILOG = """\
 input:
@@ -207,8 +206,7 @@ def run(
     _check(reach, cell)
     if sample is not None and write_sample is not None:
         raise ValueError("write_sample: only the generated street is written, not a frame that was read")
-    from . import picture, pipeline, report, scene
-    from . import sample as samples
+    from . import picture, pipeline, report, sample as samples, scene
 
     where = _device(device)
     _check_backend(view_transform, backend, where)

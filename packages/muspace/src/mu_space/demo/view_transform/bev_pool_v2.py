@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .. import depth as lidar
-from .. import fuse as calls
+from .. import depth as lidar, fuse as calls
 from ..frame import Frame
 from ..grid import Grid
 from ..obstacles import LOW, ground_height

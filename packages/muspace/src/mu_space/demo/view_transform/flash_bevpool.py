@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import depth as lidar
-from .. import fuse as calls
+from .. import depth as lidar, fuse as calls
 from ..frame import Frame
 from ..grid import Grid
 from ..obstacles import LOW

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .. import fuse as calls
-from .. import lift, obstacles
+from .. import fuse as calls, lift, obstacles
 from ..frame import Frame
 from ..grid import Grid
 from ..pyramid import Pyramid
