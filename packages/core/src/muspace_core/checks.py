@@ -37,7 +37,7 @@ def memory(argument: str, value: torch.Tensor) -> None:
 
 def plain_memory(argument: str, value: torch.Tensor) -> None:
     """``memory`` for an eager tensor; fake, traced and transformed ones have none to be asked for."""
-    if torch.compiler.is_compiling() or type(value) is not torch.Tensor or value.is_meta:
+    if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_meta:
         return
     if not torch._C._functorch.is_functorch_wrapped_tensor(value):
         memory(argument, value)
@@ -82,6 +82,11 @@ def storage(argument: str, value: torch.Tensor) -> None:
         return
     layout(**{argument: value})
     dtype(argument, value, STORAGE_DTYPES)
+
+
+def sum_dtype(features: torch.dtype) -> torch.dtype:
+    """In what features of a dtype are summed, and geometry beside them is computed: float64 for float64, else float32."""
+    return features if features is torch.float64 else torch.float32
 
 
 def companion(argument: str, value: torch.Tensor, owner: str, owned: torch.Tensor) -> None:

@@ -42,8 +42,7 @@ def index_tensor(argument: str, given: torch.Tensor, owner: str, device: torch.d
     if given.dtype is torch.int64:
         return given
     checks.dtype(argument, given, _INDEX_DTYPES)
-    if takes_direct_path((given,)):
-        checks.memory(argument, given)
+    checks.plain_memory(argument, given)
     return given.to(torch.int64)
 
 

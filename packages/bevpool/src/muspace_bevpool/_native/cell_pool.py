@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 from muspace_core import environment
-from muspace_core.checks import readable
+from muspace_core.checks import readable, sum_dtype
 from muspace_core.device import launch_context
 from muspace_core.scratch import nothing, scratch, size_of, workspace
 
@@ -160,9 +160,9 @@ def backward(
     depth_warp: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of ``rows`` and ``weights``; under ``PER_POINT`` the second is that of the points, fp32 or fp64."""
-    device, accumulator = rows.device, torch.float64 if rows.dtype is torch.float64 else torch.float32
+    device = rows.device
     grad_rows = torch.empty(rows.shape, dtype=rows.dtype, device=device)
-    grad_weights = torch.empty(keys.shape if route == PER_POINT else weights.shape, dtype=accumulator, device=device)
+    grad_weights = torch.empty(keys.shape if route == PER_POINT else weights.shape, dtype=sum_dtype(rows.dtype), device=device)
     cells, _, cell_pixels = _extent(grad_output.shape, output_channel_axis)
     numbers = (*_extent(rows.shape, rows_channel_axis), cells, cell_pixels, keys.shape[0])
     LIBRARY.function(backend, "cell_pool_backward")(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from muspace_core.checks import readable
+from muspace_core.checks import readable, sum_dtype
 from muspace_core.device import launch_context
 from muspace_core.scratch import workspace
 
@@ -35,11 +35,6 @@ def route(
     wanted = ORDERED if deterministic else BLOCK_SORTED
     code = module.get_function("flash_bevpool_route")(*image_feats, *grid_size, int(dtype is torch.float64), wanted)
     return f"fused+{BACKWARD_ROUTES[code]}"
-
-
-def accumulator(image_feats: torch.Tensor) -> torch.dtype:
-    """Dtype in which gradients of image features are summed, narrowed once afterwards."""
-    return torch.float64 if image_feats.dtype is torch.float64 else torch.float32
 
 
 def forward(
@@ -90,8 +85,8 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of features and depth parameters in the dtypes of those tensors."""
     wanted, device = ORDERED if deterministic else BLOCK_SORTED, image_feats.device
-    grad_feats = torch.empty(image_feats.shape, dtype=accumulator(image_feats), device=device)
-    grad_depth = torch.empty(depth_params.shape, dtype=accumulator(image_feats), device=device)
+    grad_feats = torch.empty(image_feats.shape, dtype=sum_dtype(image_feats.dtype), device=device)
+    grad_depth = torch.empty(depth_params.shape, dtype=sum_dtype(image_feats.dtype), device=device)
     numbers = (*image_feats.shape, *grid_size, int(image_feats.dtype is torch.float64), wanted)
     LIBRARY.function(backend, "flash_bevpool_backward")(
         grad_feats,

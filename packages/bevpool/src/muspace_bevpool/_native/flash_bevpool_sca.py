@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from muspace_core.checks import readable
+from muspace_core.checks import readable, sum_dtype
 from muspace_core.device import launch_context
 from muspace_core.scratch import workspace
 
 from muspace_bevpool._native import LIBRARY
-from muspace_bevpool._native.flash_bevpool import BACKWARD_ROUTES, BLOCK_SORTED, ORDERED, accumulator
+from muspace_bevpool._native.flash_bevpool import BACKWARD_ROUTES, BLOCK_SORTED, ORDERED
 
 
 def _sizes(
@@ -123,7 +123,7 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of features, offsets and weights in the dtypes of those tensors; empty for what was not given."""
     wanted, device = ORDERED if deterministic else BLOCK_SORTED, image_feats.device
-    grad_feats = torch.empty(image_feats.shape, dtype=accumulator(image_feats), device=device)
+    grad_feats = torch.empty(image_feats.shape, dtype=sum_dtype(image_feats.dtype), device=device)
     grad_offsets = torch.empty(sampling_offsets.shape, dtype=sampling_offsets.dtype, device=device)
     grad_weights = torch.empty(attention_weights.shape, dtype=attention_weights.dtype, device=device)
     sizes = _sizes(image_feats.shape, len(level_sizes) // 2, len(z_anchors), heads, points, grid_size, image_feats.dtype)

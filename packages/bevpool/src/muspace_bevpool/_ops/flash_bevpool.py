@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from muspace_core import checks, environment
-from muspace_core.register import takes_direct_path
 
 from muspace_bevpool import _autograd, _host, _reference
 
@@ -141,11 +140,10 @@ def projection_rows(projections: torch.Tensor, image_feats: torch.Tensor, batch:
         raise checks.fail("projection_matrices", expected, list(projections.shape))
     checks.storage("projection_matrices", projections)
     checks.same_device("projection_matrices", projections, "image_feats", image_feats.device)
-    kind = torch.float64 if image_feats.dtype is torch.float64 else torch.float32
+    kind = checks.sum_dtype(image_feats.dtype)
     if projections.dtype is kind and shape[2] == 3 and not projections.requires_grad:
         return projections
-    if takes_direct_path((projections,)):
-        checks.memory("projection_matrices", projections)  # torch would crash on converting none
+    checks.plain_memory("projection_matrices", projections)  # torch would crash on converting none
     return projections.detach()[:, :, :3].to(kind)
 
 
@@ -173,8 +171,8 @@ def positive(argument: str, value: Any, least: float) -> float:
 
 def _check_feature_size(given: Any, batch: int, cameras: int, height: int, width: int) -> None:
     if given is None or (isinstance(given, torch.Tensor) and not given.is_cpu and not environment.CHECK.enabled()):
-        if isinstance(given, torch.Tensor) and takes_direct_path((given,)):
-            checks.memory("feature_size", given)
+        if isinstance(given, torch.Tensor):
+            checks.plain_memory("feature_size", given)
         return
     expected = f"(h, w) = ({height}, {width}) of image_feats for every camera"
     if isinstance(given, torch.Tensor):

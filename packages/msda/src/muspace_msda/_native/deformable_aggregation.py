@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from muspace_core import environment
-from muspace_core.checks import reader
+from muspace_core.checks import reader, sum_dtype
 from muspace_core.device import launch_context
 from muspace_core.scratch import workspace
 
@@ -100,8 +100,7 @@ def backward(
     ready = reader(backend)
     wanted = ORDERED if deterministic else BLOCK_SORTED
     # 16-bit sums would need compare-and-swap loops and lose bits: the sum is fp32 and is narrowed once.
-    accumulator = torch.float64 if mc_ms_feat.dtype is torch.float64 else torch.float32
-    grad_feature = torch.empty(mc_ms_feat.shape, dtype=accumulator, device=mc_ms_feat.device)
+    grad_feature = torch.empty(mc_ms_feat.shape, dtype=sum_dtype(mc_ms_feat.dtype), device=mc_ms_feat.device)
     grad_location = torch.empty(sampling_location.shape, dtype=sampling_location.dtype, device=mc_ms_feat.device)
     grad_weights = torch.empty(weights.shape, dtype=weights.dtype, device=mc_ms_feat.device)
     LIBRARY.function(backend, "deformable_aggregation_backward")(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from muspace_core import environment
-from muspace_core.checks import reader
+from muspace_core.checks import reader, sum_dtype
 from muspace_core.device import launch_context
 from muspace_core.scratch import workspace
 
@@ -81,8 +81,7 @@ def backward(
     ready = reader(backend)
     wanted = ORDERED if deterministic else BLOCK_SORTED
     # 16-bit sums would need compare-and-swap loops and lose bits: the sum is fp32 and is narrowed once.
-    accumulator = torch.float64 if value.dtype is torch.float64 else torch.float32
-    grad_value = torch.empty(value.shape, dtype=accumulator, device=value.device)
+    grad_value = torch.empty(value.shape, dtype=sum_dtype(value.dtype), device=value.device)
     grad_locations = torch.empty(sampling_locations.shape, dtype=sampling_locations.dtype, device=value.device)
     grad_weights = torch.empty(attention_weights.shape, dtype=attention_weights.dtype, device=value.device)
     _, queries, _, levels, points, _ = sampling_locations.shape
